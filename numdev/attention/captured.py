@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
@@ -18,21 +17,14 @@ from numdev.lazy import torch
 from numdev.settings import setting
 
 _SUFFIXES = (".safetensors", ".pt", ".npz")
-
-
 _FIELD = "problem.source.path"
-_UNKEPT = {
-    "is_causal": "is_causal, of which torch sees the first keys only; capture it again",
-    "attn_mask": "attn_mask, which was not written; capture it again",
-}
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
     """q, k and v of a layer, each `[heads, tokens, head_dim]`; dO as the file has it, or None; mask and scale as it notes them.
 
-    Attributes:
-        unkept: why the file could not keep the mask; empty where it could.
+    `unkept` is why the file could not keep the mask; empty where it could.
     """
 
     q: torch.Tensor
@@ -49,17 +41,15 @@ class _Layer:
         Raises:
             ValueError: where replicates differ, or heads of one batch entry of the problem come from several of the file.
         """
-        if self.mask.key_lengths is None:
+        count = len(self.q) // (shape.batch * shape.heads)
+        if self.mask.key_lengths is None or count == 0:
             return None
-        of_heads = [min(n, shape.keys) for n in self.mask.key_lengths for _ in range(len(self.q) // len(self.mask.key_lengths))]
-        size = shape.batch * shape.heads
-        starts = range(0, len(of_heads) - size + 1, size)
-        ours = {tuple(of_heads[at : at + size : shape.heads]) for at in starts}
-        if len(ours) > 1 or any(
-            tuple(n for n in one for _ in range(shape.heads)) != tuple(of_heads[at : at + size]) for one in ours for at in starts
-        ):
+        lengths = torch.tensor(self.mask.key_lengths).clamp(max=shape.keys)
+        of_heads = lengths.repeat_interleave(len(self.q) // len(lengths))[: count * shape.batch * shape.heads]
+        table = of_heads.view(count, shape.batch, shape.heads)
+        if bool((table != table[:1, :, :1]).any()):
             raise ValueError
-        return next((one for one in ours if min(one) < shape.keys), None)
+        return tuple(table[0, :, 0].tolist()) if int(table.min()) < shape.keys else None
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ class Captured:
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest(self.path, _written(self.path)))
+        object.__setattr__(self, "digest", _digest(self.path, *_written(self.path)))
         layers = _load(self.path, self.digest)
         if self.layer is not None and self.layer not in layers:
             raise BadInput("problem.source.layer", self.layer, f"{self.path} has {', '.join(layers)}")
@@ -139,8 +129,31 @@ class Captured:
             if layer.unkept and "causal" not in fields:
                 mend = "state problem.causal=true or false to measure under that mask instead"
                 raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
-        own = {} if any(layer.unkept for layer in layers.values()) else self._own_mask(layers, shape, fields)
+        own: dict[str, Any] = {}
+        if not any(layer.unkept for layer in layers.values()):
+            own = {
+                field: self._common(field, {name: getattr(layer.mask, field) for name, layer in layers.items()})
+                for field in ("causal", "window")
+                if field not in fields
+            }
+            for name, layer in layers.items():
+                ahead = layer.k.shape[-2] - layer.q.shape[-2]
+                if any(own.values()) and shape.keys - shape.queries != ahead:
+                    mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
+                    raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
+            if "key_lengths" not in fields:
+                own["key_lengths"] = self._lengths(layers, shape)
         return Mask(**{**own, **fields})
+
+    def _lengths(self, layers: dict[str, _Layer], shape: Shape) -> tuple[int, ...] | None:
+        try:
+            lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
+        except ValueError:
+            batch = max(len(layer.mask.key_lengths or ()) for layer in layers.values())
+            mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
+            raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
+        common: tuple[int, ...] | None = self._common("key_lengths", lengths)
+        return common
 
     def scale(self) -> float | None:
         """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none.
@@ -149,28 +162,6 @@ class Captured:
             BadInput: where the chosen layers differ.
         """
         return self._common("scale", {name: layer.scale for name, layer in self._layers().items()})
-
-    def _own_mask(self, layers: dict[str, _Layer], shape: Shape, replaced: Collection[str]) -> dict[str, Any]:
-        """The fields of the mask of the layers that are not replaced."""
-        own = {
-            field: self._common(field, {name: getattr(layer.mask, field) for name, layer in layers.items()})
-            for field in ("causal", "window")
-            if field not in replaced
-        }
-        for name, layer in layers.items():
-            ahead = layer.k.shape[-2] - layer.q.shape[-2]
-            if any(own.values()) and shape.keys - shape.queries != ahead:
-                mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
-                raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
-        if "key_lengths" not in replaced:
-            try:
-                lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
-            except ValueError:
-                batch = max(len(layer.mask.key_lengths or ()) for layer in layers.values())
-                mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
-                raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
-            own["key_lengths"] = self._common("key_lengths", lengths)
-        return own
 
     def _common(self, field: str, values: dict[str, Any]) -> Any:
         """The value that all layers share."""
@@ -233,19 +224,19 @@ def _heads(tensor: torch.Tensor, place: int, size: tuple[int, int, int, int]) ->
 @lru_cache(maxsize=4)
 def _load(path: str, digest: str) -> dict[str, _Layer]:
     """The layers by name, of the file as it was when it had this digest."""
-    if _digest(path, _written(path)) != digest:
+    if _digest(path, *_written(path)) != digest:
         raise BadInput(_FIELD, path, "the file has changed since it was named; make the Captured again")
-    tensors, notes = _read(_file(path)), _notes(_file(path))
+    tensors, notes = _read(_file(path))
     layers: dict[str, _Layer] = {}
     for name in sorted(key.removesuffix(".q") for key in tensors if key.endswith(".q")):
         missing = [f"{name}.{part}" for part in "kv" if f"{name}.{part}" not in tensors]
         if missing:
             raise BadInput(_FIELD, path, f"it has {name}.q but no {missing[0]}")
         q, k, v = (_check(tensors[f"{name}.{part}"], path, f"{name}.{part}") for part in "qkv")
-        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **_mask_and_scale(path, name, notes.get(name, ""), q, k))
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
             raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
+        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **_mask_and_scale(path, name, notes.get(name, "")))
     if not layers:
         raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
     return layers
@@ -266,34 +257,35 @@ def _written(path: str) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _digest(path: str, _: tuple[int, int]) -> str:
+def _digest(path: str, *written: int) -> str:
     return hashlib.sha256(_file(path).read_bytes()).hexdigest()
 
 
-def _read(file: Path) -> dict[str, torch.Tensor]:
+def _read(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors, and the notes on the layers; .safetensors alone has a place for those."""
+    notes: dict[str, str] = {}
     try:
         if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
+            from safetensors import safe_open
 
-            return dict(load_file(file))
-        if file.suffix == ".npz":
+            with safe_open(file, "pt") as opened:
+                loaded = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
+                notes = dict(opened.metadata() or {})
+        elif file.suffix == ".npz":
             import numpy as np
 
             with np.load(file, allow_pickle=False) as archive:
-                return {name: torch.from_numpy(archive[name]) for name in archive.files}
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+                loaded = {name: torch.from_numpy(archive[name]) for name in archive.files}
+        else:
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
         raise
     except Exception as error:  # whatever the three formats' readers raise for what they cannot read
-        raise _malformed(file, error) from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again") from None
     if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
         raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
-    return loaded
-
-
-def _malformed(file: Path, error: Exception) -> BadInput:
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again")
+    return loaded, notes
 
 
 def _check(tensor: torch.Tensor, path: str, name: str) -> torch.Tensor:
@@ -305,17 +297,7 @@ def _check(tensor: torch.Tensor, path: str, name: str) -> torch.Tensor:
     return tensor.detach().flatten(0, -3)
 
 
-def _notes(file: Path) -> dict[str, str]:
-    """The notes of a .safetensors file on its layers, by name; other formats have no place for any."""
-    if file.suffix != ".safetensors":
-        return {}
-    from safetensors import safe_open
-
-    with safe_open(file, "pt") as opened:
-        return dict(opened.metadata() or {})
-
-
-def _mask_and_scale(path: str, name: str, text: str, q: torch.Tensor, k: torch.Tensor) -> dict[str, Any]:
+def _mask_and_scale(path: str, name: str, text: str) -> dict[str, Any]:
     """Mask and scale of a layer from the note that `nd.capture` wrote; nothing of other metadata."""
     try:
         note = json.loads(text)
@@ -324,12 +306,9 @@ def _mask_and_scale(path: str, name: str, text: str, q: torch.Tensor, k: torch.T
     if not isinstance(note, dict) or "mask" not in note:
         return {}
     try:
-        scale = None if note.get("scale") is None else float(note["scale"])
-        mask = note["mask"]
-        if mask in ("", "is_causal") and (not mask or q.shape[-2] == k.shape[-2]):  # as notes were before they held the mask
-            return {"mask": Mask(causal=bool(mask)), "scale": scale}
+        scale, mask = None if note.get("scale") is None else float(note["scale"]), note["mask"]
         if isinstance(mask, str):
-            return {"scale": scale, "unkept": _UNKEPT.get(mask, mask)}
+            return {"scale": scale, "unkept": mask}
         lengths = mask["key_lengths"]
         kept = Mask(bool(mask["causal"]), mask["window"], None if lengths is None else tuple(map(int, lengths)))
         return {"mask": kept, "scale": scale}

@@ -1,12 +1,12 @@
 """Precision policies: which number format each arithmetic step of attention uses, and the presets of them that have names.
 
-Each pass has its own steps; the mechanism is one. Policies of quantised kernels that ship stand below, each with its source; what
-is not published is said. The recurrence and tile that go with each are `softmax` and `tiling` options of that name.
+Each pass has its own steps; the mechanism is one. Policies of quantised kernels that ship stand below, each with its source. The
+recurrence and tile that go with each are `softmax` and `tiling` options of that name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, get_args
@@ -82,7 +82,6 @@ class Policy:
         self._check()
 
     def _complete(self, preset: str) -> None:
-        """Take the steps that are not given from the preset."""
         lacking = [each.name for each in fields(self) if getattr(self, each.name) is None]
         if lacking:
             try:
@@ -144,9 +143,14 @@ class Policy:
             raise BadInput("precision", name, mend) from None
 
     @classmethod
+    @memoised
     def preset_names(cls: type[Kind]) -> Mapping[Kind, str]:
         """The presets and their names."""
-        return _preset_names(cls)
+        shipped: dict[str, Any] = dict(cls.SHIPPED)
+        names: dict[Kind, str] = {preset(): name for name, preset in reversed(shipped.items())}
+        for fmt in FORMATS:
+            names |= {cls.eager(fmt): f"eager_{fmt}", cls.kernel(fmt): f"kernel_{fmt}", cls.uniform(fmt): f"{fmt}"}
+        return names
 
     def with_step(self: Kind, **steps: Step | Format | str) -> Kind:  # beartype knows no Self in a method
         """The policy with some steps changed: `policy.with_step(row_sum="bf16@64", output=FP32)`.
@@ -155,11 +159,10 @@ class Policy:
             BadInput: naming the step, for one that the policy does not have, and for a value that it cannot hold.
         """
         known = _kinds(type(self))
-        changed: dict[str, Any] = {}
         for name, value in steps.items():
             if name not in known:
                 raise BadInput(f"precision.{name}", value, f"there is no such step; give one of {', '.join(known)}")
-            changed[name] = _as_step(type(self), name, known[name], value)
+        changed: dict[str, Any] = {name: _as_step(type(self), name, known[name], value) for name, value in steps.items()}
         return replace(self, **changed)
 
     def casts(self) -> Iterator[Cast]:
@@ -203,6 +206,15 @@ class Policy:
             if dot.every is not None and dot.every > lengths[name]
         ]
 
+    def _rounded(self, *tensors: torch.Tensor) -> Any:
+        """The inputs as the algorithm sees them, in the carrier; each is a rounding event of its own."""
+        inputs, noise = vars(self)["inputs"], Noise()
+        if isinstance(inputs, Quantised):
+            rounded: Iterable[torch.Tensor] = inputs(*tensors)
+        else:
+            rounded = (inputs(t.double(), noise) for t in tensors)  # FP64 to FP32 to the format would round twice
+        return tuple(t.to(self.carrier) for t in rounded)
+
     @property
     def format(self) -> Format:
         """The format of the output, in whose ulp and unit roundoff deviations are counted."""
@@ -216,10 +228,6 @@ class Policy:
 
     def steps(self) -> dict[str, str]:
         """Every step and its format as text, as the command line takes them."""
-        return dict(self._texts)
-
-    @cached_property
-    def _texts(self) -> dict[str, str]:
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
     def describe(self) -> dict[str, Any]:
@@ -284,17 +292,10 @@ class Precision(Policy):
         """Settings of the inputs that are not read as the others are, and what reads them."""
         return self.inputs.idle if isinstance(self.inputs, Quantised) else {}
 
-    def round_inputs(
-        self,
-        q: Float[torch.Tensor, "batch heads queries dim"],
-        k: Float[torch.Tensor, "batch kv_heads keys dim"],
-        v: Float[torch.Tensor, "batch kv_heads keys values"],
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def round_inputs(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v as the algorithm sees them, in the carrier."""
-        if isinstance(self.inputs, Quantised):
-            rounded = self.inputs(q, k, v)
-            return tuple(t.to(self.carrier) for t in rounded)  # type: ignore[return-value]
-        return _round_each(self.inputs, self.carrier, (q, k, v))  # type: ignore[return-value]
+        rounded: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self._rounded(q, k, v)
+        return rounded
 
     def scale_queries(self, q: Float[torch.Tensor, "*shape"], factor: float) -> Float[torch.Tensor, "*shape"]:
         """`factor q` as it enters `Q K^T`, in the carrier: the exact product, rounded once by the cast of the inputs.
@@ -343,14 +344,11 @@ class BackwardPrecision(Policy):
     output: Cast = _step("dQ, dK and dV as they are returned")
 
     def round_inputs(
-        self,
-        q: Float[torch.Tensor, "batch heads queries dim"],
-        k: Float[torch.Tensor, "batch kv_heads keys dim"],
-        v: Float[torch.Tensor, "batch kv_heads keys values"],
-        do: Float[torch.Tensor, "batch heads queries values"],
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v and do as the algorithm sees them, in the carrier; q, k and v as a forward pass with the same cast does."""
-        return _round_each(self.inputs, self.carrier, (q, k, v, do))  # type: ignore[return-value]
+        """q, k, v and dO as the algorithm sees them, in the carrier; q, k and v as a forward pass with the same cast does."""
+        rounded: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = self._rounded(q, k, v, do)
+        return rounded
 
 
 @memoised
@@ -368,15 +366,6 @@ def _of_family(policy: type[Kind], family: str, fmt: Format) -> Kind:
         return policy.throughout(Cast(wide)).with_step(**dict.fromkeys(policy.STORED, _stored(fmt)))
     uniform = policy.throughout(Cast(fmt))
     return uniform.with_step(**dict.fromkeys(policy.WIDE, wide)) if family == "eager" else uniform
-
-
-@memoised
-def _preset_names(policy: type[Kind]) -> dict[Kind, str]:
-    shipped: dict[str, Any] = dict(policy.SHIPPED)
-    names: dict[Kind, str] = {preset(): name for name, preset in reversed(shipped.items())}
-    for fmt in FORMATS:
-        names |= {policy.eager(fmt): f"eager_{fmt}", policy.kernel(fmt): f"kernel_{fmt}", policy.uniform(fmt): f"{fmt}"}
-    return names
 
 
 def _as_step(policy: type[Policy], name: str, kinds: tuple[type, ...], value: Step | Format | str) -> Step:
@@ -428,12 +417,6 @@ def _stored(fmt: Format) -> Cast:
     Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
     """
     return _saturating(fmt) if fmt.bits <= 8 else Cast(fmt)
-
-
-def _round_each(cast: Cast, carrier: torch.dtype, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """The inputs rounded by a cast, in the carrier; each is a rounding event of its own."""
-    noise = Noise()
-    return tuple(cast(t.double(), noise).to(carrier) for t in tensors)  # FP64 to FP32 to the format would round twice
 
 
 def fa4_fp8() -> Precision:

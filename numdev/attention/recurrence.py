@@ -232,7 +232,7 @@ class BackwardRun:
         steps, here, there = self.steps, (..., slice(*meeting.heads), slice(*rows), slice(None)), slice(*meeting.keys)
         steps.at(TILES, index, rows[0])
         exponential = self.recompute.exponential
-        factor = self.factor * LOG2_E if exponential.is_binary else self.factor
+        factor = self.factor * LOG2_E if exponential.binary else self.factor
         s = steps.scores(self.q[here], self.k[..., there, :].mT, factor)
         visible = self.mask.visible(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device)
         lse = self.lse[here]

@@ -44,33 +44,15 @@ class ScaleOn(Enum):
     QUERIES = "queries"  # once to q: the exact product is rounded once, to the format of the inputs
 
 
-@dataclass(frozen=True)
-class Minimax:
-    """A polynomial for 2^f on [0, 1), lowest power first, and its largest relative error there."""
-
-    coefficients: tuple[float, ...]
-    relative_error: float
-
-
 EXP2_MINIMAX = {
-    # Derived by experiments/exp2_minimax.py (Remez exchange on the relative error).
-    1: Minimax((0.9701787941914296, 0.9701787941914296), 2.9822e-02),
-    2: Minimax((1.001724763214745, 0.6576362757360772, 0.3371894346196878), 1.7249e-03),
-    3: Minimax((0.9999252185627103, 0.6958335404948242, 0.2260671554272482, 0.07802452264063797), 7.4782e-05),
-    4: Minimax(
-        (1.0000025933706944, 0.6930038344699749, 0.24144275689150807, 0.05201146061030688, 0.013534167916127089),
-        2.5935e-06,
-    ),
-    5: Minimax(
-        (
-            0.9999999250635262,
-            0.693153073200169,
-            0.24015361704437535,
-            0.05582631805329582,
-            0.008989340090494529,
-            0.0018775766751915242,
-        ),
-        7.4937e-08,
+    # Of 2^f on [0, 1), lowest power first, by degree: experiments/exp2_minimax.py (Remez exchange on the relative error).
+    1: (0.9701787941914296, 0.9701787941914296),
+    2: (1.001724763214745, 0.6576362757360772, 0.3371894346196878),
+    3: (0.9999252185627103, 0.6958335404948242, 0.2260661554272482, 0.07802452264063797),
+    4: (1.0000025933706944, 0.6930038344699749, 0.24144275689150807, 0.05201146061030688, 0.013534167916127089),
+    5: (
+        *(0.9999999250635262, 0.693153073200169, 0.24015361704437535),
+        *(0.05582631805329582, 0.008989340090494529, 0.0018775766751915242),
     ),
 }
 
@@ -145,9 +127,7 @@ class Exponential:
         """2^x by a polynomial in a share of the columns, evenly spread.
 
         With `share = a / b` in lowest terms column `c` of each `b` is one where `floor((c + 1) a / b) > floor(c a / b)`.
-
-        Raises:
-            BadInput: for no coefficients, a share outside (0, 1], or one that is no fraction of `b <= 256`.
+        BadInput for no coefficients, a share outside (0, 1], or one that is no fraction of `b <= 256`.
         """
         if not coefficients:
             raise BadInput("softmax.exp_coefficients", [], "give at least one number")
@@ -160,42 +140,31 @@ class Exponential:
 
     @staticmethod
     def of(exp: Exponential | None, coefficients: tuple[float, ...] | None, share: float | None) -> Exponential:
-        """The exponential that settings make: a named one, or the polynomial of the coefficients, in a share of the columns.
-
-        Raises:
-            BadInput: for settings that contradict each other.
-        """
-        chosen = Exponential.EXP if exp is None else exp
-        if coefficients is not None:
-            if exp not in (None, Exponential.EXP2):
-                mend = f"{exp} takes none; give softmax.exp=exp2 or null"
-                raise BadInput("softmax.exp_coefficients", list(coefficients), mend)
-            return Exponential.polynomial(coefficients, 1.0 if share is None else share)
-        if share is None:
+        """The exponential that settings make: a named one, or the polynomial of the coefficients, in a share of the columns."""
+        if coefficients is not None and exp not in (None, Exponential.EXP2):
+            mend = f"{exp} takes none; give softmax.exp=exp2 or null"
+            raise BadInput("softmax.exp_coefficients", list(coefficients), mend)
+        chosen = exp or Exponential.EXP
+        if coefficients is None and share is None:
             return chosen
-        if not chosen.coefficients:
+        if coefficients is None and not chosen.coefficients:
             mend = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
             raise BadInput("softmax.exp_share", share, mend)
-        return Exponential.polynomial(chosen.coefficients, share)
+        return Exponential.polynomial(
+            chosen.coefficients if coefficients is None else coefficients, 1.0 if share is None else share
+        )
 
     def describe(self) -> str:
         """The text that stands for it in a configuration."""
         return str(self)
 
     def __str__(self) -> str:
-        if self in _EXPONENTIAL_NAMES:
-            return _EXPONENTIAL_NAMES[self]
-        written = ",".join(map(repr, self.coefficients))
-        columns = ",".join(map(str, self.columns))
-        return f"exp2[{written}] in columns {columns} of {self.period}"
+        written, columns = (",".join(map(repr, each)) for each in (self.coefficients, self.columns))
+        names = {exponential: name for name, exponential in EXPONENTIALS.items()}
+        return names.get(self) or f"exp2[{written}] in columns {columns} of {self.period}"
 
     def __repr__(self) -> str:
         return f"Exponential({self})"
-
-    @property
-    def is_binary(self) -> bool:
-        """Whether scores and maxima are in units of log 2."""
-        return self.binary
 
     @property
     def share(self) -> float:
@@ -225,7 +194,7 @@ class Exponential:
 
     def exact(self, x: Float[torch.Tensor, "*shape"]) -> Float[torch.Tensor, "*shape"]:
         """e^x or 2^x to the carrier's accuracy, never by a polynomial of low degree."""
-        return exp2(x) if self.is_binary else x.exp_()
+        return exp2(x) if self.binary else x.exp_()
 
 
 Exponential.EXP = Exponential()
@@ -238,14 +207,13 @@ FA4_COEFFICIENTS = (1.0, 0.695146143436431884765625, 0.227564394474029541015625,
 EXPONENTIALS = {
     "exp": Exponential.EXP,
     "exp2": Exponential.EXP2,
-    **{f"exp2_poly{degree}": Exponential.polynomial(best.coefficients) for degree, best in EXP2_MINIMAX.items()},
+    **{f"exp2_poly{degree}": Exponential.polynomial(best) for degree, best in EXP2_MINIMAX.items()},
     # The tuning tables of flash_fwd_sm100.py and apply_exp2_convert of softmax.py, at the same revision: in the two middle ones
     # of the four fragments of 32 columns of a tile of 128 the last 4 of each 16, or 8 with FP8 (head_dim 128, causal, B200).
     "exp2_fa4": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 16 >= 12)),
     "exp2_fa4_fp8": Exponential(True, FA4_COEFFICIENTS, 128, tuple(c for c in range(32, 96) if c % 8 >= 4)),
 }
 """The exponentials that have names."""
-_EXPONENTIAL_NAMES = {exponential: name for name, exponential in EXPONENTIALS.items()}
 
 
 @dataclass(frozen=True)
@@ -316,12 +284,12 @@ class OnlineSoftmax:
     @property
     def log_scale(self) -> float:
         """Factor of the softmax scale: log2(e) where it is folded in for a binary exponential."""
-        return math.log2(math.e) if self.exp.is_binary else 1.0
+        return math.log2(math.e) if self.exp.binary else 1.0
 
     @property
     def threshold(self) -> float:
         """`rescale_threshold` in the units of the scores."""
-        return self.rescale_threshold if self.exp.is_binary else self.rescale_threshold * math.log(2)
+        return self.rescale_threshold if self.exp.binary else self.rescale_threshold * math.log(2)
 
     def largest(
         self, scores: Float[torch.Tensor, "*rows keys"], times_beta: Callable[[torch.Tensor], torch.Tensor]

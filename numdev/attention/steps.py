@@ -183,7 +183,7 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
 
     def lse(self, lse: Tensor, exponential: Exponential) -> Tensor:
         """LSE in the units of the scores: times log2(e) where the exponential is binary."""
-        if not exponential.is_binary:
+        if not exponential.binary:
             return lse
         hidden = lse == NEVER
         return self.do("scale lse", lse.masked_fill(hidden, 0.0), LOG2_E).masked_fill_(hidden, NEVER)

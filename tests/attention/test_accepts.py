@@ -192,7 +192,7 @@ def test_instrumented(device: str) -> None:
         tiling = replace(tiling, bc=16) if tiling.splits > 1 else tiling
         precision = precision.with_step(output="fp16") if precision.is_random else precision
         q, k, v = on(device, whole(SIZES))
-        q = q if softmax.exp.is_binary else torch.zeros_like(q)
+        q = q if softmax.exp.binary else torch.zeros_like(q)
         scale = 1.0 / softmax.log_scale
         got = Instrumented(precision, tiling, softmax)(q, k, v, mask, scale)
         expected = Tiled(precision, tiling, softmax)(q, k, v, mask, scale)
@@ -208,7 +208,7 @@ def test_instrumented_backward(device: str) -> None:
     def run(turn: int, precision: BackwardPrecision, recompute: Recompute) -> Drawn:
         mask = drawn(MASK, turn)
         inputs, saved = saved_whole(SIZES, mask, turn)
-        if not recompute.exponential.is_binary:
+        if not recompute.exponential.binary:
             inputs = (torch.zeros_like(inputs[0]), *inputs[1:])
             saved = replace(saved, lse=torch.where(saved.lse.isinf(), saved.lse, 0.0))
         precision = precision.with_step(output="fp16") if precision.is_random else precision

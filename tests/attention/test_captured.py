@@ -382,12 +382,10 @@ def test_other_metadata_say_nothing(tmp_path: Path, note: str) -> None:
     assert (problem.mask, problem.scale) == (Mask(), None)
 
 
-def test_notes_of_captures_that_did_not_hold_the_mask(tmp_path: Path) -> None:
-    """`is_causal` was all that there is to say of as many queries as keys; of `attn_mask` the file says nothing."""
-    assert Problem(noted(tmp_path / "a.safetensors", a={"scale": None, "mask": "is_causal"}), SHAPE).mask == Mask(causal=True)
-    assert Problem(noted(tmp_path / "b.safetensors", a={"scale": None, "mask": ""}), SHAPE).mask == Mask()
+def test_notes_that_hold_no_mask(tmp_path: Path) -> None:
     refused(
-        lambda: Problem(noted(tmp_path / "c.safetensors", a={"scale": 1, "mask": "attn_mask"}), SHAPE), mend="capture it again"
+        lambda: Problem(noted(tmp_path / "c.safetensors", a={"scale": 1, "mask": "it adds to the scores"}), SHAPE),
+        mend="could not keep the mask of a (it adds to the scores); state problem.causal",
     )
     refused(lambda: noted(tmp_path / "d.safetensors", a={"mask": {"causal": True}}), mend="its note on a cannot be read")
 

@@ -26,6 +26,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
+from tests.attention.bounds import EXP2_ERRORS
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
 from tests.oracles.table import exactly_scaled
@@ -114,10 +115,8 @@ def test_any_tiling_in_double_precision_is_exact(
 @pytest.mark.parametrize("threshold", [0.0, 8.0])
 def test_a_polynomial_costs_twice_its_error(degree: int, share: float, threshold: float) -> None:
     """P off by e in numerator and denominator, whatever the tiling, since alpha is exact; log l is off by e."""
-    found = EXP2_MINIMAX[degree]
-    soft = OnlineSoftmax(exp=Exponential.polynomial(found.coefficients, share), rescale_threshold=threshold)
-    inputs = draw(SIZES, spread=2.0)
-    error = found.relative_error
+    soft = OnlineSoftmax(exp=Exponential.polynomial(EXP2_MINIMAX[degree], share), rescale_threshold=threshold)
+    inputs, error = draw(SIZES, spread=2.0), EXP2_ERRORS[degree]
     check_against_exact(inputs, Tiling(16, 8), soft, Mask(causal=True), relative=error)
     got = Tiled(Precision.golden(), Tiling(16, 8), soft)(*inputs, Mask()).out
     assert float((got - Exact()(*inputs, Mask()).out).abs().max()) > error / 100, "the polynomial is in use"

@@ -168,7 +168,7 @@ def largest_of(scores: list[float], soft: OnlineSoftmax, cast: Cast, dtype: torc
 def new_maximum(m: float, largest: float, soft: OnlineSoftmax) -> float:
     """The maximum that one row goes on with, from the old one and the tile's."""
     if soft.rescale_threshold > 0:
-        units = 1.0 if soft.exp.is_binary else math.log(2)
+        units = 1.0 if soft.exp.binary else math.log(2)
         return largest if largest - m > soft.rescale_threshold * units else m
     return max(m, largest) if not math.isnan(m) and not math.isnan(largest) else math.nan
 
@@ -199,7 +199,7 @@ class DoubleLoop:
     def _head(
         self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, where: tuple[int, int], events: list[Event]
     ) -> tuple[Tensor, Tensor]:
-        factor = scale * (math.log2(math.e) if self.softmax.exp.is_binary else 1.0)
+        factor = scale * (math.log2(math.e) if self.softmax.exp.binary else 1.0)
         if self.softmax.scale_on is ScaleOn.QUERIES:
             inputs = self.precision.inputs
             cast = inputs if isinstance(inputs, Cast) else Cast(format_of(q.dtype))
@@ -270,7 +270,7 @@ class DoubleLoop:
         if self.softmax.normalise is Normalise.END:
             out = over(self.precision.accumulator, out, torch.where(state.l == 0, 1.0, state.l))
         m = torch.where(state.m == NEVER, 0.0, state.m)
-        if self.softmax.exp.is_binary:
+        if self.softmax.exp.binary:
             m = over(cast, m, math.log2(math.e))
         return out, self._log_sum(m, state.l)
 

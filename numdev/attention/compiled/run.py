@@ -247,7 +247,7 @@ class CompiledRows(Rows):
 
 def gradients(run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
     """See `numdev.attention.recurrence.BackwardRun.gradients`, whose bits these are."""
-    factor = run.factor * LOG2_E if run.recompute.exponential.is_binary else run.factor
+    factor = run.factor * LOG2_E if run.recompute.exponential.binary else run.factor
     made = backward_recipe(run.steps.precision, factor, count=counters is not None)
     batch, kv_heads = run.k.shape[:2]
     ranges = key_ranges(run.mask, (batch, kv_heads, run.q.shape[-2], run.k.shape[-2])).numpy()

@@ -124,7 +124,7 @@ def code(request: Request, mask: Mask, dim: int, factor: float) -> forward.Code:
     # `alpha O + P V` is one accumulation where nothing is rounded between the two.
     plain = steps.values.kind == steps.accumulator.kind == casts.IDENTITY.value and steps.values.every == 0
     tile = _tile(tiling.br, tiling.bc, dim, tiling.order, mask)._replace(ragged=_side(tiling.bc) != tiling.bc)
-    binary, lazy = soft.exp.is_binary, soft.threshold > 0
+    binary, lazy = soft.exp.binary, soft.threshold > 0
     return forward.Code(tile, steps, binary, lazy, each, plain and not (each or scaled or local), scaled, local)
 
 
@@ -149,7 +149,7 @@ def backward_code(
         policy=_backward_policy(request.precision, tuple(factors), request.tf32),
         masked=early or late,
         parts=2 if (early if request.order is Order.REVERSE else late) else 1,
-        binary=request.recompute.exponential.is_binary,
+        binary=request.recompute.exponential.binary,
         of_probabilities=request.recompute.delta is DeltaForm.PROBABILITIES,
     )
 
@@ -314,7 +314,7 @@ class BackwardCall:
         q, k, v = inputs.q, inputs.k, inputs.v
         check_dims(q, v)
         base, delta = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
-        log = math.log2(math.e) if request.recompute.exponential.is_binary else 1.0
+        log = math.log2(math.e) if request.recompute.exponential.binary else 1.0
         self.request, self.inputs, self.mask = request, inputs, mask
         dq, dk, dv = (torch.empty(x.shape, dtype=dtype, device=q.device) for x in (q, k, v))
         self.outputs = BackwardOutputs(dq, dk, dv, delta)

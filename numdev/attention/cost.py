@@ -54,8 +54,8 @@ class CostModel:
         holds_scores: whether S and P are in memory whole.
         packs_heads: whether heads that share k and v are rows of one tile where there is one query, and read them once.
         bc: of a backward pass, keys in a tile of keys; None is as many as `br`.
-        recomputes_twice: whether a second pass over all tiles computes dQ, keeps it on the chip and computes P again. Without it,
-            a tile of keys meets all tiles of queries, and each meeting reads and writes the running sum of dQ.
+        recomputes_twice: whether a second pass over all tiles computes P again, and dQ, which stays on the chip. Without it, each
+            meeting of a tile of keys with a row reads and writes the running sum of dQ.
         stores_first: whether the first tile of keys that a row meets stores its share of dQ instead of adding it to a sum.
         scales_lse: whether the step that computes delta also reads LSE, and writes it in the units of a binary exponential.
     """
@@ -80,21 +80,15 @@ class Cost:
     br: int
 
 
-def cost_of(problem: Problem, model: CostModel, device: torch.device) -> Cost:
-    """The cost of a forward pass by the model of an implementation, on a device."""
-    computed = as_computed(problem, model)
+def cost_of(problem: Problem, model: CostModel, device: torch.device, *, backward: bool = False) -> Cost:
+    """The cost of a pass by the model of an implementation, on a device."""
+    problem = problem if backward else as_computed(problem, model)
     if model.algorithm is Algorithm.VANILLA:
-        return Cost(model.algorithm, vanilla_bytes(computed, model.width), 0)
+        moved = (backward_vanilla_bytes if backward else vanilla_bytes)(problem, model.width)
+        return Cost(model.algorithm, moved, 0)
     br = rows_of_tile(problem, model, device)
-    return Cost(model.algorithm, tiled_bytes(computed, model.width, br), br)
-
-
-def backward_cost_of(problem: Problem, model: CostModel, device: torch.device) -> Cost:
-    """The cost of a backward pass by the model of an implementation, on a device."""
-    if model.algorithm is Algorithm.VANILLA:
-        return Cost(model.algorithm, backward_vanilla_bytes(problem, model.width), 0)
-    br = rows_of_tile(problem, model, device)
-    return Cost(model.algorithm, backward_tiled_bytes(problem, model, br, model.bc or br), br)
+    tiled = backward_tiled_bytes(problem, model, br, model.bc or br) if backward else tiled_bytes(problem, model.width, br)
+    return Cost(model.algorithm, tiled, br)
 
 
 def operations(problem: Problem) -> int:
@@ -197,14 +191,12 @@ def _meetings(problem: Problem, bc: int) -> tuple[int, int, int]:
     shape, mask = problem.shape, problem.mask
     keys = met = seeing = 0
     for length in mask.lengths(shape.batch, shape.keys):
-        rows = []
-        for start in range(0, length, bc):
-            stop = min(start + bc, length)
-            first, last = mask.query_range(shape.queries, shape.keys, start, stop)
-            if first < last:
-                keys, met = keys + stop - start, met + last - first
-                rows += [first, last]
-        seeing += max(rows, default=0) - min(rows, default=0)
+        tiles = [(start, min(start + bc, length)) for start in range(0, length, bc)]
+        seen = [(tile, mask.query_range(shape.queries, shape.keys, *tile)) for tile in tiles]
+        seen = [(tile, rows) for tile, rows in seen if rows[0] < rows[1]]
+        keys += sum(stop - start for (start, stop), _ in seen)
+        met += sum(last - first for _, (first, last) in seen)
+        seeing += max((last for _, (_, last) in seen), default=0) - min((first for _, (first, _) in seen), default=0)
     return keys, met, seeing
 
 

@@ -121,7 +121,7 @@ class BackwardWorkload(AttentionWorkload):
     def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of the kernel that ran."""
         operations, model = cost.backward_operations(problem), variant.cost_model(output.launch)
-        return _as_cost(operations, None if model is None else cost.backward_cost_of(problem, model, device))
+        return _as_cost(operations, None if model is None else cost.cost_of(problem, model, device, backward=True))
 
 
 def _needed_bytes(problem: Problem, variant: Implementation, tensors: int, scores: int) -> int:

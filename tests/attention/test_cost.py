@@ -190,7 +190,7 @@ def test_a_tiled_backward_pass_moves_what_its_tiles_meet(case: tuple[Mask, int, 
     moved += 2 * (q + 2 * kv)
     model = CostModel(Algorithm.TILED, TWO, br, bc=bc, recomputes_twice=twice)
     assert cost.backward_tiled_bytes(problem, model, br, bc) == moved
-    assert cost.backward_cost_of(problem, model, CPU) == Cost(Algorithm.TILED, float(moved), br)
+    assert cost.cost_of(problem, model, CPU, backward=True) == Cost(Algorithm.TILED, float(moved), br)
 
 
 @given(masked(), st.integers(1, 8))
@@ -217,4 +217,4 @@ def test_the_hopper_kernel_by_hand(causal: bool) -> None:
     moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
     problem = Problem(Distribution(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
     model = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, one kernel", 128, 128))
-    assert cost.backward_cost_of(problem, model, CPU) == Cost(Algorithm.TILED, float(moved), 128)
+    assert cost.cost_of(problem, model, CPU, backward=True) == Cost(Algorithm.TILED, float(moved), 128)

@@ -118,7 +118,7 @@ def test_batch_entries_of_different_lengths(name: str, mask: str) -> None:
         assert_bits(*both_backward(TiledBackward(FORWARD, backward, tiling), backward.round_inputs(*inputs), MASKS[mask]))
 
 
-@pytest.mark.parametrize("turns", [Turns(None, True), Turns(2, True), Turns(None, False), Turns(3, False)], ids=str)
+@pytest.mark.parametrize("turns", [Turns(None), Turns(2), Turns(3)], ids=str)
 def test_the_walks_of_kernels(turns: Turns) -> None:
     """Heads apart, and meetings of a few tiles of queries."""
     precision = BackwardPrecision.parse("kernel_bf16")

@@ -17,10 +17,7 @@ COUNTERS = {
     "p_flushed": ("relative", "share of the visible entries of P that are 0 after the probabilities cast"),
     "p_saturated": ("relative", "share of the visible entries of P beyond the largest number of the probabilities format"),
     "stagnated_per_row": ("per row", "additions of something positive that left a running row sum as it was, mean over rows"),
-    "lost_rows": (
-        "relative",
-        "share of rows that see a key and whose row sum is 0: their result is 0, their LSE -inf",
-    ),
+    "lost_rows": ("relative", "share of rows that see a key and whose row sum is 0: their result is 0, their LSE -inf"),
 }
 """Unit and meaning of each event of a forward run."""
 
@@ -95,16 +92,9 @@ class Counters:
     def summary(self) -> dict[str, float]:
         """The columns of `COUNTERS`."""
         rescales, ones, stagnated, saturated, flushed, entries = self._events.tolist()
-        rows = self._ties.numel()
-        return {
-            "rescales_per_row": rescales / rows,
-            "tied_rows": (self._ties > 1).double().mean().item(),
-            "p_one_per_row": ones / rows,
-            "p_flushed": flushed / max(entries, 1),
-            "p_saturated": saturated / max(entries, 1),
-            "stagnated_per_row": stagnated / rows,
-            "lost_rows": self._lost.item() / rows,
-        }
+        rows, entries, tied = self._ties.numel(), max(entries, 1), (self._ties > 1).double().mean().item()
+        of_rows, lost = (rescales / rows, tied, ones / rows), self._lost.item() / rows
+        return dict(zip(COUNTERS, (*of_rows, flushed / entries, saturated / entries, stagnated / rows, lost), strict=True))
 
     def _equal(self, x: Tensor, value: Tensor | float) -> Tensor:
         """How many numbers of each row of a tile equal a number, or that of the row."""

@@ -17,17 +17,17 @@ Size = tuple[int, int, int, int]
 
 
 class Kind(Enum):
-    """The distributions by name."""
+    """The distributions by name; see the class of each."""
 
-    UNIFORM = "uniform"  # U[0, 1)
-    NORMAL = "normal"  # N(0, 1)
-    NORMAL_LOGITS = "normal_logits"  # v ~ N(0, 1); q and k normal, such that scores have standard deviation `std`
-    OUTLIERS = "outliers"  # N(0, 1) + N(0, 100) * Bernoulli(share) (FlashAttention-3, section 4.3)
-    STUDENT_T = "student_t"  # Student's t with `df` degrees of freedom
-    TIED = "tied"  # normal, and each query's best key occurs `copies` times, if its score is positive
-    SINK = "sink"  # normal, and every query's score at key 0 is raised by `rise`
-    GAP = "gap"  # v ~ N(0, 1); every query's score is `gap` at key 0 and 0 at every other key: a sink without noise
-    CONSTANT = "constant"  # every entry is `value`
+    UNIFORM = "uniform"
+    NORMAL = "normal"
+    NORMAL_LOGITS = "normal_logits"
+    OUTLIERS = "outliers"
+    STUDENT_T = "student_t"
+    TIED = "tied"
+    SINK = "sink"
+    GAP = "gap"
+    CONSTANT = "constant"
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class Drawn:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, (int, float)) and not math.isfinite(value):
-                self._refuse(each.name, "give a finite number")
+            if isinstance(value, (int, float)):
+                self._require(math.isfinite(value), each.name, "give a finite number")
 
     def replicates(self, shape: Shape) -> None:
         """Any number can be drawn."""
@@ -71,22 +71,15 @@ class Drawn:
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """The entries of one of the three, normal unless the distribution says otherwise."""
-        return _normal(size, generator)
+        return torch.randn(size, generator=generator, dtype=torch.float64)
 
     def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The drawn q and k, changed so that their scores under `scale` are those of the distribution."""
         return q, k
 
-    def _refuse(self, name: str, mend: str) -> None:
-        raise BadInput(f"problem.source.{name}", getattr(self, name), f"{self.kind.value}: {mend}")
-
-
-def _normal(size: Size, generator: torch.Generator) -> torch.Tensor:
-    return torch.randn(size, generator=generator, dtype=torch.float64)
-
-
-def _below_one(size: Size, generator: torch.Generator) -> torch.Tensor:
-    return torch.rand(size, generator=generator, dtype=torch.float64)
+    def _require(self, holds: bool, name: str, mend: str) -> None:
+        if not holds:
+            raise BadInput(f"problem.source.{name}", getattr(self, name), f"{self.kind.value}: {mend}")
 
 
 @dataclass(frozen=True)
@@ -96,8 +89,7 @@ class Uniform(Drawn):
     kind: Kind = field(init=False, default=Kind.UNIFORM)
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
-        """See `Drawn`."""
-        return _below_one(size, generator)
+        return torch.rand(size, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -116,8 +108,7 @@ class NormalLogits(Drawn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.std <= 0:
-            self._refuse("std", "give a positive number, such as 4")
+        self._require(self.std > 0, "std", "give a positive number, such as 4")
 
     def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Var(q . k) = d s^4 for entries of variance s^2, so s^2 = std / (scale sqrt(d))."""
@@ -134,13 +125,11 @@ class Outliers(Drawn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.share <= 1:
-            self._refuse("share", "give a share from 0 to 1, such as 0.001")
+        self._require(0 <= self.share <= 1, "share", "give a share from 0 to 1, such as 0.001")
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
-        """See `Drawn`."""
-        base, large = _normal(size, generator), _normal(size, generator) * 10.0  # N(0, 100): variance 100
-        return base + large * (_below_one(size, generator) < self.share)
+        base, large = super().entries(size, generator), super().entries(size, generator) * 10.0  # N(0, 100): variance 100
+        return base + large * (torch.rand(size, generator=generator, dtype=torch.float64) < self.share)
 
 
 @dataclass(frozen=True)
@@ -152,14 +141,13 @@ class StudentT(Drawn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.df <= 0:
-            self._refuse("df", "give a positive number, such as 3")
+        self._require(self.df > 0, "df", "give a positive number, such as 3")
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2)."""
         import numpy as np  # late: `--help` knows the distributions
 
-        normal = _normal(size, generator)
+        normal = super().entries(size, generator)
         chi2 = 2.0 * torch._standard_gamma(torch.full(size, self.df / 2, dtype=torch.float64), generator=generator)
         # NumPy's root is correctly rounded everywhere; torch's is an ulp off for some arguments on some processors.
         return normal / torch.from_numpy(np.sqrt((chi2 / self.df).numpy()))
@@ -174,8 +162,7 @@ class Tied(Drawn):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.copies < 1:
-            self._refuse("copies", "give a whole number of at least 1, such as 4")
+        self._require(self.copies >= 1, "copies", "give a whole number of at least 1, such as 4")
 
     def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `keys // copies` keys over and over, so that every key, and every query's best, occurs `copies` times.
@@ -184,8 +171,7 @@ class Tied(Drawn):
         """
         keys = k.shape[-2]
         distinct = keys // self.copies
-        if distinct == 0:
-            self._refuse("copies", f"there are only {keys} keys to be copies")
+        self._require(distinct > 0, "copies", f"there are only {keys} keys to be copies")
         tied = torch.zeros_like(k)
         tied[:, :, : distinct * self.copies] = k[:, :, :distinct].repeat(1, 1, self.copies, 1)
         return q, tied
@@ -236,27 +222,23 @@ class Constant(Drawn):
     value: float = setting(1.0, "every entry in constant")
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
-        """See `Drawn`."""
         return torch.full(size, self.value, dtype=torch.float64)
 
 
 DISTRIBUTIONS = (Uniform, Normal, NormalLogits, Outliers, StudentT, Tied, Sink, Gap, Constant)
-_BY_KIND: dict[Kind, type[Drawn]] = {each().kind: each for each in DISTRIBUTIONS}
 
 
 def Distribution(kind: Kind = Kind.UNIFORM, **parameters: int | float) -> Drawn:  # noqa: N802, it is called as the classes are
-    """The distribution of a name, such as `Distribution(Kind.SINK, rise=3.0)`, which is `Sink(3.0)`.
-
-    Args:
-        kind: see `Kind`.
-        parameters: its own, by name; each has a default.
+    """The distribution of a name with its own parameters: `Distribution(Kind.SINK, rise=3.0)` is `Sink(3.0)`.
 
     Raises:
         BadInput: for a parameter that the distribution does not have, or a value that it cannot take.
     """
-    known = [each.name for each in fields(_BY_KIND[kind]) if each.init]
+    made: type[Any] = next(each for each in DISTRIBUTIONS if each.kind is kind)
+    known = [each.name for each in fields(made) if each.init]
     for name, value in parameters.items():
         if name not in known:
             takes = f"takes {', '.join(known)}" if known else "takes no parameter"
             raise BadInput(f"problem.source.{name}", value, f"{kind.value} {takes}")
-    return _BY_KIND[kind](**parameters)
+    drawn: Drawn = made(**parameters)
+    return drawn

@@ -45,7 +45,7 @@ _FAMILIES = {
 def presets(group: str) -> dict[str, str]:
     """The options of a group that need no file, with their meanings: distributions of `problem`, policies of `precision`."""
     if group == "problem":
-        return {kind().kind.value: inspect.getdoc(kind) or "" for kind in DISTRIBUTIONS}
+        return {kind.kind.value: inspect.getdoc(kind) or "" for kind in DISTRIBUTIONS}
     if group != "precision":
         return {}
     shipped = {name: _NAMED.get(name) or str(inspect.getdoc(made)).splitlines()[0] for name, made in Precision.SHIPPED.items()}
@@ -58,7 +58,7 @@ def presets(group: str) -> dict[str, str]:
 def preset(group: str, option: str) -> dict[str, Any] | None:
     """The node of an option that needs no file; None where there is none. `precision` has one of every format, as in `e8m10`."""
     if group == "problem":
-        kind = {kind().kind.value: kind for kind in DISTRIBUTIONS}.get(option)
+        kind = {kind.kind.value: kind for kind in DISTRIBUTIONS}.get(option)
         if kind is None:
             return None
         own = {each.name: each.default for each in fields(kind) if each.init}

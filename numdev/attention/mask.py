@@ -60,10 +60,6 @@ class Mask:
         """The number of keys of each batch entry."""
         return self.key_lengths or (keys,) * batch
 
-    def hides_rows(self, batch: int, queries: int, keys: int) -> bool:
-        """Whether there is a query that sees no key."""
-        return not bool(self.seeing_rows(batch, queries, keys).all())
-
     def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch queries"]:
         """Whether each query sees a key at all."""
         rows = torch.arange(queries)

@@ -75,8 +75,8 @@ def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Ten
 
 @lru_cache(maxsize=64)
 def hides_rows(mask: Mask, batch: int, queries: int, keys: int) -> bool:
-    """`Mask.hides_rows`, computed once for a request."""
-    return mask.hides_rows(batch, queries, keys)
+    """Whether there is a query that sees no key; computed once for a request."""
+    return not bool(mask.seeing_rows(batch, queries, keys).all())
 
 
 def forget_masks() -> None:

@@ -30,12 +30,10 @@ Layers = dict[str, Tensor]
 SUFFIXES = (".safetensors", ".pt", ".npz")
 
 
-def layers(
-    *names: str, heads: int = 4, kv_heads: int = 4, tokens: int = 6, dim: int = 3, dtype: torch.dtype = torch.float32
-) -> Layers:
+def layers(*names: str, heads: int = 4, kv_heads: int = 4, tokens: int = 6, dim: int = 3) -> Layers:
     generator = torch.Generator().manual_seed(len(names) + heads)
     sizes = {"q": heads, "k": kv_heads, "v": kv_heads}
-    return {f"{n}.{p}": torch.randn(sizes[p], tokens, dim, generator=generator).to(dtype) for n in names for p in "qkv"}
+    return {f"{n}.{p}": torch.randn(sizes[p], tokens, dim, generator=generator) for n in names for p in "qkv"}
 
 
 def save(path: Path, tensors: Layers) -> str:
@@ -60,46 +58,52 @@ def test_the_tensors_that_ship() -> None:
     """Two layers of 12 heads, 256 tokens and head_dim 32; 24 replicates of one head, 2 of a whole layer."""
     path = str(files("numdev") / "data" / "minilm_qkv.safetensors")
     shipped = load_file(path)
-    assert {name: tuple(t.shape) for name, t in shipped.items()} == {
-        f"layer{i}.{part}": (12, 256, 32) for i in (0, 5) for part in "qkv"
-    }
     source, shape = Captured(), Shape(queries=256, keys=256, head_dim=32)
     assert source.replicates(shape) == 24
     for seed in range(24):
         layer, head = ("layer0", "layer5")[seed % 2], seed // 2
         assert source.cluster(shape, seed) == layer
         for tensor, part in zip(source.draw(shape, 1.0, seed), "qkv", strict=True):
-            assert tensor.dtype == torch.float64
             assert torch.equal(tensor[0, 0], shipped[f"{layer}.{part}"][head].double())
     whole = Captured(layer="layer5").draw(Shape(heads=12, kv_heads=12, queries=256, keys=256, head_dim=32), 1.0, 0)
     assert torch.equal(whole[0][0], shipped["layer5.q"].double())
-    assert source.digest == hashlib.sha256(Path(path).read_bytes()).hexdigest()
     assert isinstance(source, Source)
     problem = Problem(source, shape)
     assert (problem.mask, problem.scale) == (Mask(), None), "its metadata note no mask of a layer"
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("ndim", [3, 4])
-def test_formats_and_layouts(tmp_path: Path, suffix: str, ndim: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_formats_and_layouts(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
     """A batch before the heads is one row of heads; replicates are successive heads of a layer, and go round the layers."""
-    flat = layers("a", "b")
-    stored = flat if ndim == 3 else {name: t.unflatten(0, (2, 2)).contiguous() for name, t in flat.items()}
-    source = Captured(save(tmp_path / f"x{suffix}", stored))
-    shape = Shape(heads=2, kv_heads=2, queries=4, keys=5, head_dim=3)
-    for seed in range(4):
-        name, start = "ab"[seed % 2], 2 * (seed // 2)
-        for tensor, part, tokens in zip(source.draw(shape, 1.0, seed), "qkv", (4, 5, 5), strict=True):
-            assert torch.equal(tensor, flat[f"{name}.{part}"][None, start : start + 2, :tokens].double())
+    dtype = torch.float16 if suffix == ".npz" and dtype == torch.bfloat16 else dtype
+    flat = {name: t.to(dtype) for name, t in layers("b", "a").items()}
+    for ndim in (3, 4):
+        stored = flat if ndim == 3 else {name: t.unflatten(0, (2, 2)).contiguous() for name, t in flat.items()}
+        if suffix == ".pt":
+            stored = {name: t.clone().requires_grad_() for name, t in stored.items()}  # as of a hook, saved with their graph
+        source = Captured(save(tmp_path / f"{ndim}{suffix}", stored))
+        shape = Shape(heads=2, kv_heads=2, queries=4, keys=5, head_dim=3)
+        for seed in range(4):
+            name, start = "ab"[seed % 2], 2 * (seed // 2)
+            for tensor, part, tokens in zip(source.draw(shape, 1.0, seed), "qkv", (4, 5, 5), strict=True):
+                assert tensor.dtype == torch.float64
+                assert not tensor.requires_grad
+                assert torch.equal(tensor, flat[f"{name}.{part}"][None, start : start + 2, :tokens].double())
+        alone = Captured(source.path, "b").draw(shape, 1.0, 0)
+        assert all(torch.equal(one, other) for one, other in zip(alone, source.draw(shape, 1.0, 1), strict=True))
+        refused(lambda path=source.path: Captured(path, "c"), field="problem.source.layer", mend="a, b")  # type: ignore[misc]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4))
-def test_any_number_of_replicates_is_spread_over_the_layers(tmp_path_factory: Any, counts: list[int], heads: int) -> None:
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 2))
+def test_any_number_of_replicates_is_spread_over_the_layers(
+    tmp_path_factory: Any, counts: list[int], heads: int, batch: int
+) -> None:
     """Each head once at most, none across two layers, and as many of each layer as the smallest allows."""
     stored = {f"l{i}.{part}": torch.arange(count)[:, None, None] + 100.0 * i for i, count in enumerate(counts) for part in "qkv"}
     source = Captured(save(tmp_path_factory.mktemp("x") / "x.npz", stored))
-    shape = Shape(heads=heads, kv_heads=heads, queries=1, keys=1, head_dim=1)
-    whole = [count // heads for count in counts]
+    shape = Shape(batch, heads, heads, queries=1, keys=1, head_dim=1)
+    whole = [count // (batch * heads) for count in counts]
     assert source.replicates(shape) == sum(whole)
     seen: list[float] = []
     taken = [0] * len(counts)
@@ -112,41 +116,7 @@ def test_any_number_of_replicates_is_spread_over_the_layers(tmp_path_factory: An
         taken[int(values[0] // 100)] += 1
         open_ = [done for done, most in zip(taken, whole, strict=True) if done < most]
         assert not open_ or max(taken) - min(open_) <= 1
-    assert len(set(seen)) == len(seen) == heads * sum(whole)
-
-
-def test_batch_entries_are_successive_heads_too() -> None:
-    shape = Shape(batch=3, heads=4, kv_heads=4, queries=2, keys=2, head_dim=32)
-    q, _, _ = Captured(layer="layer0").draw(shape, 1.0, 0)
-    one, _, _ = Captured(layer="layer0").draw(Shape(queries=2, keys=2, head_dim=32), 1.0, 7)
-    assert torch.equal(q[1, 3], one[0, 0])
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_every_floating_type_is_exact(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
-    stored = layers("a", dtype=dtype)
-    q, k, v = Captured(save(tmp_path / f"x{suffix}", stored)).draw(Shape(queries=6, keys=6, head_dim=3), 1.0, 2)
-    for tensor, part in ((q, "q"), (k, "k"), (v, "v")):
-        assert tensor.dtype == torch.float64
-        assert torch.equal(tensor[0, 0], stored[f"a.{part}"][2].double())
-
-
-def test_tensors_of_a_graph_come_without_it(tmp_path: Path) -> None:
-    """Captured by a hook and saved as they were, they ask for gradients."""
-    stored = {name: t.requires_grad_() for name, t in layers("a").items()}
-    drawn = Captured(save(tmp_path / "x.pt", stored)).draw(Shape(queries=2, keys=2, head_dim=3), 1.0, 0)
-    assert not any(t.requires_grad for t in drawn)
-
-
-def test_layers(tmp_path: Path) -> None:
-    path = save(tmp_path / "x.pt", layers("b", "a", "model.layers.0.attention"))
-    shape = Shape(heads=4, kv_heads=4, queries=6, keys=6, head_dim=3)
-    for seed, name in enumerate(["a", "b", "model.layers.0.attention"]):
-        chosen = Captured(path, name).draw(shape, 1.0, 0)
-        in_order = Captured(path).draw(shape, 1.0, seed)
-        assert all(torch.equal(one, other) for one, other in zip(chosen, in_order, strict=True))
-    refused(lambda: Captured(path, "c"), field="problem.source.layer", mend="a, b, model.layers.0.attention")
+    assert len(set(seen)) == len(seen) == batch * heads * sum(whole)
 
 
 def test_layers_of_different_length(tmp_path: Path) -> None:
@@ -158,56 +128,44 @@ def test_layers_of_different_length(tmp_path: Path) -> None:
     refused(lambda: Captured(path).draw(Shape(queries=5, keys=4, head_dim=3), 1.0, 0), field="problem.head_dim", mend="5")
 
 
-def test_grouped_heads_stay_with_their_keys(tmp_path: Path) -> None:
+def with_do(tensors: Layers) -> Layers:
+    """As `nd.capture` writes them of a training step; here dO is q with the heads in another order."""
+    return tensors | {f"{name.removesuffix('.q')}.do": x.roll(1, -3) for name, x in tensors.items() if name.endswith(".q")}
+
+
+def test_grouped_heads_and_their_gradients_stay_with_their_keys(tmp_path: Path) -> None:
     """Four heads share each head of k: replicates that took other shares would pair q with the wrong k."""
-    stored = layers("a", heads=8, kv_heads=2)
-    source = Captured(save(tmp_path / "x.pt", stored))
-    q, k, _ = source.draw(Shape(heads=4, kv_heads=1, queries=6, keys=6, head_dim=3), 1.0, 1)
-    assert torch.equal(q[0], stored["a.q"][4:].double())
-    assert torch.equal(k[0], stored["a.k"][1:].double())
+    stored = with_do(layers("a", "b", heads=8, kv_heads=2))
+    source = Captured(save(tmp_path / "x.safetensors", stored))
+    shape = Shape(heads=4, kv_heads=1, queries=5, keys=6, head_dim=3)
+    for seed in range(4):
+        (q, k, _), do, name, at = source.draw(shape, 1.0, seed), source.gradient(shape, seed), "ab"[seed % 2], seed // 2
+        assert do is not None
+        for got, part in ((q, "q"), (do, "do")):
+            assert torch.equal(got, stored[f"{name}.{part}"][None, 4 * at : 4 * at + 4, :5].double())
+        assert torch.equal(k[0], stored[f"{name}.k"][at : at + 1].double())
     for heads, kv_heads in ((1, 1), (2, 1), (8, 8)):
-        shape = Shape(heads=heads, kv_heads=kv_heads, queries=6, keys=6, head_dim=3)
-        refused(lambda shape=shape: source.draw(shape, 1.0, 0), field="problem.kv_heads", mend="2 heads of k")  # type: ignore[misc]
+        other = Shape(heads=heads, kv_heads=kv_heads, queries=6, keys=6, head_dim=3)
+        refused(lambda shape=other: source.draw(shape, 1.0, 0), field="problem.kv_heads", mend="2 heads of k")  # type: ignore[misc]
+    assert Captured().gradient(Shape(queries=4, keys=4, head_dim=32), 0) is None
 
 
-SHAPE = Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=3)
+HALF = Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=3)
 
 
 @pytest.mark.parametrize(
     ("shape", "seed", "field", "mend"),
     [
         (Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=4), 0, "problem.head_dim", "head_dim 3"),
-        (Shape(heads=2, kv_heads=2, queries=7, keys=6, head_dim=3), 0, "problem.queries", "6 tokens"),
         (Shape(heads=2, kv_heads=2, queries=6, keys=7, head_dim=3), 0, "problem.keys", "6 tokens"),
-        (SHAPE, 2, "seeds", "heads of q: 4 in a; so 2 replicates of 2"),
-        (Shape(heads=8, kv_heads=8, queries=6, keys=6, head_dim=3), 0, "seeds", "4 in a; so 0 replicates of 8"),
+        (HALF, 2, "seeds", "heads of q: 4 in a; so 2 replicates of 2"),
         (Shape(batch=5, queries=6, keys=6, head_dim=3), 0, "seeds", "4 in a; so 0 replicates of 5"),
     ],
 )
 def test_what_the_file_cannot_serve(tmp_path: Path, shape: Shape, seed: int, field: str, mend: str) -> None:
     source = Captured(save(tmp_path / "x.pt", layers("a")))
-    assert source.draw(SHAPE, 1.0, 1)[0].shape == SHAPE.q
+    assert source.draw(HALF, 1.0, 1)[0].shape == HALF.q
     refused(lambda: Problem(source, shape).inputs(seed), field=field, mend=mend)
-
-
-def with_do(tensors: Layers) -> Layers:
-    """As `nd.capture` writes them of a training step; here dO is q with the heads in another order."""
-    return tensors | {f"{name.removesuffix('.q')}.do": x.roll(1, -3) for name, x in tensors.items() if name.endswith(".q")}
-
-
-def test_the_gradient_of_a_replicate_is_of_its_heads(tmp_path: Path) -> None:
-    """dO of the same layer, heads and first tokens as q, with a batch before the heads or without."""
-    flat = with_do(layers("a", "b", heads=8, kv_heads=2))
-    shape = Shape(heads=4, kv_heads=1, queries=5, keys=6, head_dim=3)
-    for name, stored in (("flat", flat), ("deep", {name: t.unflatten(0, (2, -1)).contiguous() for name, t in flat.items()})):
-        source = Captured(save(tmp_path / f"{name}.safetensors", stored))
-        for seed in range(4):
-            do = source.gradient(shape, seed)
-            assert do is not None
-            assert do.dtype == torch.float64
-            start = 4 * (seed // 2)
-            assert torch.equal(do, flat[f"{'ab'[seed % 2]}.do"][None, start : start + 4, :5].double())
-    assert Captured().gradient(Shape(queries=4, keys=4, head_dim=32), 0) is None
 
 
 def test_a_gradient_that_cannot_be_used(tmp_path: Path) -> None:
@@ -217,57 +175,18 @@ def test_a_gradient_that_cannot_be_used(tmp_path: Path) -> None:
     for number, (changed, mend) in enumerate(
         [
             (stored | {"a.do": stored["a.do"][:, :5]}, r"a has q (4, 6, 3) and do (4, 5, 3)"),
-            (stored | {"a.do": stored["a.do"][..., :2]}, "do (4, 6, 2)"),
             (stored | {"a.do": stored["a.do"] / 0}, "a.do holds 72 NaN or infinite values"),
-            (stored | {"a.do": stored["a.do"].int()}, "a.do must be a floating tensor"),
             (partial, "b has no dO"),
         ]
     ):
         source = Captured(save(tmp_path / f"{number}.pt", changed))
         refused(lambda source=source: source.gradient(shape, 0), mend=mend)  # type: ignore[misc]
         assert source.draw(shape, 1.0, 0)[0].shape == shape.q
-    assert Captured(str(tmp_path / "4.pt"), "a").gradient(shape, 0) is not None
-    assert Captured(str(tmp_path / "4.pt"), "b").gradient(shape, 0) is None
-
-
-def test_missing_files_and_other_suffixes(tmp_path: Path) -> None:
-    for suffix in SUFFIXES:
-        refused(lambda suffix=suffix: Captured(str(tmp_path / f"none{suffix}")), mend="no such file")  # type: ignore[misc]
-    folder = tmp_path / "folder.pt"
-    folder.mkdir()
-    refused(lambda: Captured(str(folder)), mend="no such file")
-    for name in ("x.bin", "x", "x.safetensors.gz", "minilm2"):
-        (tmp_path / name).write_bytes(b"")
-        refused(lambda name=name: Captured(str(tmp_path / name)), mend=".safetensors, .pt, .npz")  # type: ignore[misc]
+    assert Captured(str(tmp_path / "2.pt"), "a").gradient(shape, 0) is not None
+    assert Captured(str(tmp_path / "2.pt"), "b").gradient(shape, 0) is None
 
 
 GARBAGE = [b"", b"\0", b"garbage", b"PK\3\4" + b"x" * 50, b"\x80\x02}q\x00.", b"\xff" * 300, b"\x93NUMPY\1\0", b"{}" * 40]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("content", GARBAGE, ids=range(len(GARBAGE)))
-def test_garbage_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
-    path = tmp_path / f"x{suffix}"
-    path.write_bytes(content)
-    refused(lambda: Captured(str(path)))
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_truncated_files_are_refused(tmp_path: Path, suffix: str) -> None:
-    whole = Path(save(tmp_path / f"whole{suffix}", layers("a", "b"))).read_bytes()
-    for tenths in range(1, 10):
-        path = tmp_path / f"cut{tenths}{suffix}"
-        path.write_bytes(whole[: len(whole) * tenths // 10])
-        refused(lambda path=path: Captured(str(path)), mend=f"could not be read as {suffix}")  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, suffix: str) -> None:
-    for other in SUFFIXES:
-        if other != suffix:
-            path = tmp_path / f"from_{other[1:]}{suffix}"
-            path.write_bytes(Path(save(tmp_path / f"x{other}", layers("a"))).read_bytes())
-            refused(lambda path=path: Captured(str(path)))  # type: ignore[misc]
 
 
 class Trap:
@@ -280,69 +199,58 @@ class Trap:
         return os.system, (f"touch {self.touched}",)
 
 
-def test_pickled_objects_are_never_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_no_such_file_is_refused(tmp_path: Path, suffix: str) -> None:
+    """None, of another suffix, garbage, cut short, of another format, or with objects that would run."""
+    refused(lambda: Captured(str(tmp_path / f"none{suffix}")), mend="no such file")
+    (tmp_path / f"x{suffix}.gz").write_bytes(b"")
+    refused(lambda: Captured(str(tmp_path / f"x{suffix}.gz")), mend=".safetensors, .pt, .npz")
+    whole = {each: Path(save(tmp_path / f"whole{each}", layers("a", "b"))).read_bytes() for each in SUFFIXES}
+    contents = GARBAGE + [data for each, data in whole.items() if each != suffix]
+    contents += [whole[suffix][: len(whole[suffix]) * tenths // 10] for tenths in range(1, 10)]
+    for number, content in enumerate(contents):
+        path = tmp_path / f"{number}{suffix}"
+        path.write_bytes(content)
+        refused(lambda path=path: Captured(str(path)))  # type: ignore[misc]
     touched = tmp_path / "touched"
     torch.save(layers("a") | {"trap": Trap(touched)}, tmp_path / "x.pt")
-    refused(lambda: Captured(str(tmp_path / "x.pt")), mend="could not be read as .pt")
     np.savez(tmp_path / "x.npz", trap=np.array([Trap(touched)], dtype=object))
-    refused(lambda: Captured(str(tmp_path / "x.npz")), mend="could not be read as .npz")
+    for trap in (".pt", ".npz"):
+        refused(lambda trap=trap: Captured(str(tmp_path / f"x{trap}")), mend=f"could not be read as {trap}")  # type: ignore[misc]
     assert not touched.exists()
-
-
-@pytest.mark.parametrize("content", [[torch.zeros(2, 2, 2)], torch.zeros(2, 2, 2), {"a.q": 3.0}, {"a": {"q": torch.zeros(2)}}])
-def test_a_pt_file_must_hold_a_dictionary_of_tensors(tmp_path: Path, content: object) -> None:
-    torch.save(content, tmp_path / "x.pt")
-    refused(lambda: Captured(str(tmp_path / "x.pt")), mend="dictionary of tensors")
-
-
-def test_npz_files_of_other_things_are_refused(tmp_path: Path) -> None:
-    np.savez(tmp_path / "text.npz", note=np.array(["text"]))
-    refused(lambda: Captured(str(tmp_path / "text.npz")), mend="could not be read as .npz")
-    with (tmp_path / "single.npz").open("wb") as file:
-        np.save(file, np.zeros(3))
-    refused(lambda: Captured(str(tmp_path / "single.npz")), mend="could not be read as .npz")
 
 
 @pytest.mark.parametrize(
     ("change", "mend"),
     [
+        (lambda t: [t["a.q"]], "dictionary of tensors"),
+        (lambda t: {"a": t}, "dictionary of tensors"),
         (lambda t: {}, "it has none"),
         (lambda t: {"query": t["a.q"], "key": t["a.k"]}, "it has query, key"),
         (lambda t: {n: x for n, x in t.items() if n != "a.k"}, "a.q but no a.k"),
-        (lambda t: {n: x for n, x in t.items() if n != "a.v"}, "a.q but no a.v"),
         (lambda t: t | {"a.v": t["a.v"][:, :5]}, "k and v must agree"),
-        (lambda t: t | {"a.v": t["a.v"][:3]}, "k and v must agree"),
         (lambda t: t | {"a.q": t["a.q"][..., :2]}, "q in head_dim"),
         (lambda t: t | {"a.q": t["a.q"][0]}, "3 or 4 dimensions, not (6, 3)"),
-        (lambda t: t | {"a.q": t["a.q"][None, None]}, "3 or 4 dimensions"),
         (lambda t: t | {"a.k": t["a.k"].int()}, "floating tensor"),
-        (lambda t: t | {"a.v": t["a.v"].where(t["a.v"] < 0, float("nan"))}, "NaN or infinite values"),
         (lambda t: t | {"a.q": t["a.q"] / 0}, "a.q holds 72 NaN or infinite values"),
     ],
 )
-def test_contents_that_cannot_be_used(tmp_path: Path, change: Callable[[Layers], Layers], mend: str) -> None:
-    stored = {name: t.contiguous() for name, t in change(layers("a")).items()}
-    refused(lambda: Captured(save(tmp_path / "x.pt", stored)), mend=mend)
+def test_contents_that_cannot_be_used(tmp_path: Path, change: Callable[[Layers], object], mend: str) -> None:
+    torch.save(change(layers("a")), tmp_path / "x.pt")
+    refused(lambda: Captured(str(tmp_path / "x.pt")), mend=mend)
 
 
 def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
-    one = Captured(save(tmp_path / "x.pt", layers("a")))
-    copy = tmp_path / "y.pt"
-    copy.write_bytes((tmp_path / "x.pt").read_bytes())
-    assert one.digest == Captured(str(copy)).digest == hashlib.sha256(copy.read_bytes()).hexdigest()
-    assert describe(one) == {"type": "Captured", "path": str(tmp_path / "x.pt"), "layer": None, "digest": one.digest}
-
-
-def test_a_file_written_anew_is_another_source(tmp_path: Path) -> None:
-    """Under the same name, in one process: nothing of the old file may be served under the digest of the new one."""
-    shape = Shape(queries=6, keys=6, head_dim=3)
-    old = Captured(save(tmp_path / "x.pt", layers("a")))
+    """Of a file written anew under its name, in one process, nothing of the old one is served under the new digest."""
+    shape, path = Shape(queries=6, keys=6, head_dim=3), tmp_path / "x.pt"
+    old = Captured(save(path, layers("a")))
+    assert old.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert describe(old) == {"type": "Captured", "path": str(path), "layer": None, "digest": old.digest}
     first = old.draw(shape, 1.0, 0)[0]
-    save(tmp_path / "x.pt", {name: t + 1 for name, t in layers("a").items()})
-    os.utime(tmp_path / "x.pt", ns=(1, 1))  # a file system's clock may be too coarse to tell the two apart
-    new = Captured(str(tmp_path / "x.pt"))
+    save(path, {name: t + 1 for name, t in layers("a").items()})
+    os.utime(path, ns=(1, 1))  # a file system's clock may be too coarse to tell the two apart
+    new = Captured(str(path))
     assert new != old
-    assert new.digest != old.digest
     assert torch.equal(new.draw(shape, 1.0, 0)[0], (layers("a")["a.q"] + 1)[None, :1].double())
     assert torch.equal(old.draw(shape, 1.0, 0)[0], first), "still in memory as it was"
     captured._load.cache_clear()
@@ -353,10 +261,10 @@ SHAPE = Shape(queries=6, keys=6, head_dim=3)
 CAUSAL = {"causal": True, "window": None, "key_lengths": None}
 
 
-def noted(path: Path, stored: Layers | None = None, **notes: object) -> Captured:
+def noted(path: Path, **notes: object) -> Captured:
     """A file whose metadata hold a note of each layer, as text where it is text."""
     text = {name: note if isinstance(note, str) else json.dumps(note) for name, note in notes.items()}
-    save_file(layers(*notes) if stored is None else stored, path, text)
+    save_file(layers(*notes), path, text)
     return Captured(str(path))
 
 
@@ -374,29 +282,18 @@ def test_mask_and_scale_of_the_file_apply_unless_others_are_stated(tmp_path: Pat
     assert built(source, window=2, key_lengths=[5]).mask == Mask(True, 2, (5,))
     assert built(source, scale=0.25).scale == 0.25
     assert Problem(source, SHAPE, Mask()).mask == Mask()
-
-
-@pytest.mark.parametrize("note", ["none", "[1]", "3", "null", '{"family": "BERT"}'])
-def test_other_metadata_say_nothing(tmp_path: Path, note: str) -> None:
-    problem = Problem(noted(tmp_path / "a.safetensors", a=note), SHAPE)
-    assert (problem.mask, problem.scale) == (Mask(), None)
-
-
-def test_notes_that_hold_no_mask(tmp_path: Path) -> None:
-    refused(
-        lambda: Problem(noted(tmp_path / "c.safetensors", a={"scale": 1, "mask": "it adds to the scores"}), SHAPE),
-        mend="could not keep the mask of a (it adds to the scores); state problem.causal",
-    )
+    for number, note in enumerate(["none", "[1]", "null", '{"family": "BERT"}']):
+        problem = Problem(noted(tmp_path / f"{number}.safetensors", a=note), SHAPE)
+        assert (problem.mask, problem.scale) == (Mask(), None), "other metadata say nothing"
+    lost = noted(tmp_path / "c.safetensors", a={"scale": 1, "mask": "it adds to the scores"})
+    refused(lambda: Problem(lost, SHAPE), mend="could not keep the mask of a (it adds to the scores); state problem.causal")
     refused(lambda: noted(tmp_path / "d.safetensors", a={"mask": {"causal": True}}), mend="its note on a cannot be read")
 
 
 def test_layers_that_differ_are_refused_unless_one_is_chosen_or_the_field_stated(tmp_path: Path) -> None:
-    source = noted(
-        tmp_path / "a.safetensors", a={"scale": 0.5, "mask": CAUSAL}, b={"scale": 0.25, "mask": CAUSAL | {"causal": False}}
-    )
-    refused(
-        lambda: Problem(source, SHAPE), mend="its layers differ in causal (a True, b False); choose one by problem.source.layer"
-    )
+    notes = {"a": {"scale": 0.5, "mask": CAUSAL}, "b": {"scale": 0.25, "mask": CAUSAL | {"causal": False}}}
+    source = noted(tmp_path / "a.safetensors", **notes)
+    refused(lambda: Problem(source, SHAPE), mend="its layers differ in causal (a True, b False); choose one by")
     refused(lambda: built(source, causal=True), mend="its layers differ in scale (a 0.5, b 0.25)")
     assert built(source, causal=True, scale=1.0).mask == Mask(causal=True)
     one = Problem(Captured(source.path, "b"), SHAPE)
@@ -405,11 +302,9 @@ def test_layers_that_differ_are_refused_unless_one_is_chosen_or_the_field_stated
 
 def test_key_lengths_are_those_of_the_batch_entries_of_a_replicate(tmp_path: Path) -> None:
     """Two entries of 2 heads each with 5 and 3 keys: replicates of less than a layer would differ."""
-    source = noted(
-        tmp_path / "a.safetensors", a={"scale": None, "mask": {"causal": False, "window": None, "key_lengths": [5, 3]}}
-    )
-    whole = Shape(2, 2, 2, 6, 6, 3)
-    assert Problem(source, whole).mask == Mask(key_lengths=(5, 3))
+    mask = {"causal": False, "window": None, "key_lengths": [5, 3]}
+    source = noted(tmp_path / "a.safetensors", a={"scale": None, "mask": mask})
+    assert Problem(source, Shape(2, 2, 2, 6, 6, 3)).mask == Mask(key_lengths=(5, 3))
     assert Problem(source, Shape(2, 2, 2, 6, 4, 3)).mask == Mask(key_lengths=(4, 3))
     assert Problem(source, Shape(2, 2, 2, 6, 3, 3)).mask == Mask()
     assert Problem(source, Shape(4, 1, 1, 6, 6, 3)).mask == Mask(key_lengths=(5, 5, 3, 3))

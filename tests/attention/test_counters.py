@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.counters import COUNTERS
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
@@ -77,9 +77,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("path", Path)
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=40)
+@given(st.sampled_from(sorted(CASES)), st.sampled_from(sorted(MASKS)), st.sampled_from(Path))
 def test_counters_are_what_counting_gives(case: str, mask: str, path: Path) -> None:
     precision, tiling, soft, spread = CASES[case]
     inputs = precision.round_inputs(*draw(SIZES, spread=spread))
@@ -92,25 +91,13 @@ def test_counters_are_what_counting_gives(case: str, mask: str, path: Path) -> N
     assert counted == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("case", "counter"),
-    [
-        ("plain", "rescales_per_row"),
-        ("each", "tied_rows"),
-        ("lazy", "tied_rows"),
-        ("shifted", "tied_rows"),
-        ("splits", "tied_rows"),
-        ("plain", "p_one_per_row"),
-        ("flushed", "p_flushed"),
-        ("saturated", "p_saturated"),
-        ("a polynomial above 1", "p_saturated"),
-        ("stagnant", "stagnated_per_row"),
-    ],
-)
-def test_the_cases_above_do_count_something(case: str, counter: str) -> None:
-    precision, tiling, soft, spread = CASES[case]
-    inputs = precision.round_inputs(*draw(SIZES, spread=spread))
-    assert 0 < Tiled(precision, tiling, soft)(*inputs, Mask(), 0.3).counters[counter] < 53
+def test_the_cases_above_do_count_something() -> None:
+    counted = {"plain": "rescales_per_row p_one_per_row", "flushed": "p_flushed", "saturated": "p_saturated"}
+    counted |= dict.fromkeys(("each", "lazy", "shifted", "splits"), "tied_rows") | {"a polynomial above 1": "p_saturated"}
+    for case, names in (counted | {"stagnant": "stagnated_per_row"}).items():
+        precision, tiling, soft, spread = CASES[case]
+        counters = Tiled(precision, tiling, soft)(*precision.round_inputs(*draw(SIZES, spread=spread)), Mask(), 0.3).counters
+        assert all(0 < counters[name] < 53 for name in names.split()), case
 
 
 @pytest.mark.parametrize("path", Path)
@@ -122,13 +109,6 @@ def test_the_layout_of_inputs_changes_nothing(path: Path) -> None:
     tiled = Tiled(precision, tiling, soft)
     with by(path):
         assert tiled(x, y, z, Mask()).counters == tiled(q, k, v, Mask()).counters
-
-
-def test_counting_can_be_left_out() -> None:
-    precision = Precision.kernel(BF16)
-    inputs = precision.round_inputs(*draw(SIZES))
-    assert Tiled(precision, count=False)(*inputs, Mask()).counters == {}
-    assert set(Tiled(precision)(*inputs, Mask()).counters) == set(COUNTERS)
 
 
 def test_ties_across_tiles_and_splits_count_once_a_row() -> None:
@@ -163,27 +143,6 @@ def test_a_distance_that_is_rounded_up_lets_p_saturate(path: Path) -> None:
     assert counters["p_saturated"] == 0.5
 
 
-def test_rows_without_keys_are_not_tied() -> None:
-    q, k, v = (t.float() for t in draw((2, 1, 1, 5, 9, 4)))
-    counters = Tiled(Precision.uniform(FP32), Tiling(4, 4))(q, k, v, Mask(key_lengths=(0, 0))).counters
-    assert counters == dict.fromkeys(COUNTERS, 0.0)
-
-
-def test_a_row_of_equal_scores_in_numbers() -> None:
-    """Four tiles of four equal scores: P is 1 sixteen times, alpha is 1 throughout, and nothing is lost."""
-    q, k = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 16, 2)
-    counters = Tiled(Precision.kernel(BF16), Tiling(4, 4))(q, k, k, Mask()).counters
-    assert counters == {
-        "rescales_per_row": 0.0,
-        "tied_rows": 1.0,
-        "p_one_per_row": 16.0,
-        "p_flushed": 0.0,
-        "p_saturated": 0.0,
-        "stagnated_per_row": 0.0,
-        "lost_rows": 0.0,
-    }
-
-
 def test_a_row_whose_exponentials_are_all_lost_is_zero_and_counted() -> None:
     """Shifted by 7 times its tied maximum, every exponential underflows in FP16: no sum, a result of 0, an LSE of -inf."""
     q = torch.full((1, 1, 3, 16), 4.0)
@@ -192,18 +151,3 @@ def test_a_row_whose_exponentials_are_all_lost_is_zero_and_counted() -> None:
     assert output.counters["lost_rows"] == 1.0
     assert bool((output.out == 0).all())
     assert bool(lse_of(output).isneginf().all())
-
-
-def test_a_sum_stagnates_within_a_tile_too() -> None:
-    """One tile of 300 keys, added one by one: 1 + 1 + ... stops at 256."""
-    q, k = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 300, 2)
-    step = Precision.uniform(BF16).with_step(row_sum=Dot.parse("bf16@1"))
-    assert Tiled(step, Tiling(1, 300))(q, k, k, Mask()).counters["stagnated_per_row"] == 300 - 256
-
-
-def test_a_bf16_row_sum_stagnates_at_256() -> None:
-    """One key a tile, 300 of them: 1 + 1 + ... stops at 256, so that 300 - 256 tiles leave it as it was."""
-    q, k = torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 300, 2)
-    output = Tiled(Precision.uniform(BF16), Tiling(1, 1))(q, k, k, Mask())
-    assert output.counters["stagnated_per_row"] == 300 - 256
-    assert lse_of(output).item() == Cast(BF16)(torch.tensor(math.log(256))).item()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from numdev.attention.distributions import (
     DISTRIBUTIONS,
-    Constant,
     Distribution,
     Drawn,
     Gap,
@@ -24,7 +23,7 @@ from numdev.attention.distributions import (
     Tied,
     Uniform,
 )
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Shape
 from numdev.errors import BadInput
 from numdev.settings import declared
 from tests.cases import U64
@@ -64,13 +63,14 @@ def test_shapes_type_and_seed(kind: Kind) -> None:
         assert bool(one.isfinite().all())
         assert torch.equal(one, again)
         assert torch.equal(one, other) == (name in fixed)
-    if kind is not Kind.CONSTANT:
+    if kind is Kind.CONSTANT:
+        assert all(bool((tensor == 1.0).all()) for tensor in drawn)
+    else:
         assert not torch.equal(drawn[1], drawn[2]), "k and v are different draws"
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("kind", Kind)
-def test_nothing_global_enters_or_is_changed(kind: Kind, dtype: torch.dtype) -> None:
+def test_nothing_global_enters_or_is_changed(kind: Kind) -> None:
     shape = Shape(heads=2, kv_heads=1, queries=20, keys=48, head_dim=8)
     source = Tied(23) if kind is Kind.TIED else Distribution(kind)
     expected = source.draw(shape, 0.25, 3)
@@ -78,7 +78,7 @@ def test_nothing_global_enters_or_is_changed(kind: Kind, dtype: torch.dtype) -> 
     torch.manual_seed(1234)
     state = torch.get_rng_state()
     try:
-        torch.set_default_dtype(dtype)
+        torch.set_default_dtype(torch.bfloat16)
         found = source.draw(shape, 0.25, 3)
     finally:
         torch.set_default_dtype(before)
@@ -123,13 +123,6 @@ def test_scores_have_the_standard_deviation_asked_for(sigma: float | None, scale
     check_mean(q.square() / float(k.square().mean()), 1.0, 2.0 * 2)  # both carry the same spread; k's mean is as uncertain
 
 
-def test_scores_have_the_standard_deviation_asked_for_with_the_problems_scale() -> None:
-    problem = Problem(NormalLogits(3.0), Shape(queries=200, keys=200, head_dim=32), scale=0.7)
-    tensors = problem.inputs(0)
-    found = float(scores(tensors["q"], tensors["k"]).mul(0.7).square().mean()) / 9
-    assert abs(found - 1) < SIGMAS * math.sqrt(2 * (2 + 33 / 200) / (200 * 32))
-
-
 @pytest.mark.parametrize("p", [0.0, 1e-3, 0.02, 1.0])
 def test_outliers(p: float) -> None:
     """A mixture of N(0, 1) and, with probability p, N(0, 101): E x^2 = 1 + 100 p, E x^4 = 3 (1 - p + 101^2 p)."""
@@ -149,12 +142,6 @@ def test_student_t(freedom: float) -> None:
         check_share(values > edge, float(stats.t.sf(edge, freedom)))
 
 
-def test_student_t_has_heavy_tails() -> None:
-    n = everything(Normal()).numel()
-    assert 2 * n * float(stats.norm.sf(10.0)) < 1e-6
-    assert float(everything(StudentT()).abs().max()) > 10.0
-
-
 @pytest.mark.parametrize(("keys", "copies"), [(128, 4), (130, 4), (7, 7), (9, 4), (28, 27), (16, 1), (64, 32)])
 def test_the_best_key_occurs_as_often_as_asked_for(keys: int, copies: int) -> None:
     shape = Shape(batch=2, heads=4, kv_heads=2, queries=50, keys=keys, head_dim=16)
@@ -167,19 +154,6 @@ def test_the_best_key_occurs_as_often_as_asked_for(keys: int, copies: int) -> No
     positive = best.squeeze(-1) > 0
     assert int(positive.sum()) > 50
     assert set((s == best).sum(-1)[positive].tolist()) == {copies}
-
-
-def test_default_ties_are_spread_over_the_keys() -> None:
-    """Every quarter of the keys holds one copy, so that each of four tiles or more meets the maximum again."""
-    _, k, _ = Tied().draw(Shape(queries=4, keys=64, head_dim=8), 1.0, 0)
-    quarters = k.unflatten(2, (4, 16))
-    assert torch.equal(quarters, quarters[:, :, :1].expand_as(quarters))
-
-
-def test_more_copies_than_keys_are_refused() -> None:
-    with pytest.raises(BadInput, match="^problem.source.copies: 9 ") as caught:
-        Tied(9).draw(Shape(queries=4, keys=8, head_dim=8), 1.0, 0)
-    assert "8 keys" in caught.value.mend
 
 
 @pytest.mark.parametrize("scale", [0.25, 1.0])
@@ -214,12 +188,6 @@ def test_the_gap_is_exact_and_has_no_noise(gap: float | None, scale: float, dim:
         assert torch.equal(drawn.bfloat16().double(), drawn) or not exact
 
 
-def test_constant() -> None:
-    for drawn in Constant(-2.5).draw(LARGE, 1.0, 0):
-        assert bool((drawn == -2.5).all())
-    assert bool((everything(Constant()) == 1.0).all())
-
-
 ONLY_PARAMETER = [(kind, each.name) for kind in DISTRIBUTIONS for each in declared(kind)]
 
 
@@ -232,29 +200,19 @@ ONLY_PARAMETER = [(kind, each.name) for kind in DISTRIBUTIONS for each in declar
         (Outliers, "share", 1.1),
         (StudentT, "df", 0.0),
         (Tied, "copies", 0),
+        (Tied, "copies", 9),  # of 8 keys
         *((kind, name, bad) for kind, name in ONLY_PARAMETER if kind is not Tied for bad in (math.nan, math.inf, -math.inf)),
     ],
 )
 def test_bad_parameters_are_refused_by_name(kind: type[Drawn], name: str, value: float) -> None:
     with pytest.raises(BadInput) as caught:
-        kind(**{name: value})
+        kind(**{name: value}).draw(Shape(queries=4, keys=8, head_dim=8), 1.0, 0)
     assert caught.value.field == f"problem.source.{name}"
     assert kind().kind.value in caught.value.mend
 
 
-def test_each_name_has_a_class_and_each_parameter_a_sentence() -> None:
-    assert [each().kind for each in DISTRIBUTIONS] == list(Kind)
-    assert {name for _, name in ONLY_PARAMETER} == {"std", "share", "df", "copies", "rise", "gap", "value"}
-    assert all(kind().kind.value in said.text for kind in DISTRIBUTIONS for said in declared(kind))
-
-
-def test_a_distribution_by_its_name_is_its_class() -> None:
-    assert Distribution() == Uniform()
-    assert Distribution(Kind.TIED) == Tied() == Distribution(Kind.TIED, copies=4)
-    assert Distribution(Kind.SINK, rise=3.0) == Sink(3.0)
-
-
 @pytest.mark.parametrize(("kind", "words"), [(Kind.UNIFORM, "no parameter"), (Kind.SINK, "takes rise")])
 def test_a_parameter_that_it_has_not_is_refused(kind: Kind, words: str) -> None:
+    assert Distribution(Kind.SINK, rise=3.0) == Sink(3.0)
     with pytest.raises(BadInput, match=rf"^problem\.source\.copies: 3 .*{kind.value} .*{words}"):
         Distribution(kind, copies=3)

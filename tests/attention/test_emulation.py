@@ -84,17 +84,6 @@ def test_what_is_not_known_must_be_said(variant: Attention, dim: int, field: str
         emulation_of(variant, of(dim))
 
 
-def test_what_has_no_tiles_says_so() -> None:
-    for variant in (Exact(), Naive(Precision.golden()), Vanilla()):
-        with pytest.raises(BadInput, match=f"it has no tiles, for {type(variant).__name__.lower()}"):
-            emulation_of(variant, of(64))
-
-
-def test_an_order_that_is_not_known() -> None:
-    with pytest.raises(BadInput, match=r"^tiling.order"):
-        emulation_of(Sdpa(Backend.CUDNN), of(64), bc=128)
-
-
 def test_flex_under_a_mask_has_an_order_of_its_own() -> None:
     causal = Mask(causal=True)
     with pytest.raises(BadInput, match=r"^tiling.order: .*cuts come first"):

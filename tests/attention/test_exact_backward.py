@@ -89,15 +89,6 @@ def check_elements(inputs: Inputs, mask: Mask) -> None:
         assert bool(((got[name] - want[name]).abs() <= (bound + want[name].abs()) * U64).all()), name
 
 
-def test_no_row_is_lost_where_the_weights_saturate() -> None:
-    """Logits of standard deviation 64: dQ of each row, to 2^-24; the differences of V and K of this draw are not small."""
-    inputs = draw_all((1, 1, 1, 24, 32, 8), spread=64.0)
-    got, want = ExactBackward()(*inputs, Mask()), gradients_by_formula(*inputs, Mask(), 8**-0.5)
-    error, size = (x.abs().amax(-1) for x in (got.dq - want["dq"], want["dq"]))
-    assert float(size.min()) < 1e-20
-    assert bool((error <= 2.0**-24 * size).all())
-
-
 def autograd(inputs: Inputs, mask: Mask, scale: float) -> dict[str, torch.Tensor]:
     """By torch's own rules, of softmax over the visible keys; a row that sees none is multiplied by 0."""
     q, k, v, do = inputs
@@ -183,31 +174,6 @@ IMPLEMENTATIONS: list[Backward] = [
     NaiveBackward(BackwardPrecision.golden(), Precision.golden()),
     TiledBackward(Tiled(Precision.golden()), BackwardPrecision.golden()),
 ]
-
-
-@pytest.mark.parametrize("variant", IMPLEMENTATIONS[::2], ids=lambda a: type(a).__name__)
-@pytest.mark.parametrize(
-    ("q", "k", "v", "do", "mask", "field"),
-    [
-        ((1, 2, 5, 4), (1, 2, 7, 3), (1, 2, 7, 3), (1, 2, 5, 3), Mask(), "k"),
-        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 8, 4), (1, 2, 5, 4), Mask(), "v"),
-        ((1, 3, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (1, 3, 5, 4), Mask(), "problem.kv_heads"),
-        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 7, 4), Mask(), "do"),
-        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 6), (1, 2, 5, 4), Mask(), "do"),
-        ((1, 2, 5, 4), (1, 2, 7, 4), (1, 2, 7, 4), (1, 2, 5, 4), Mask(key_lengths=(8,)), "problem.key_lengths"),
-    ],
-)
-def test_shapes_that_do_not_fit_are_refused(
-    variant: Backward,
-    q: tuple[int, ...],
-    k: tuple[int, ...],
-    v: tuple[int, ...],
-    do: tuple[int, ...],
-    mask: Mask,
-    field: str,
-) -> None:
-    with pytest.raises(BadInput, match=f"^{field}: "):
-        variant(torch.ones(q), torch.ones(k), torch.ones(v), torch.ones(do), mask)
 
 
 def test_what_was_saved_must_fit() -> None:

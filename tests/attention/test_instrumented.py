@@ -8,21 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.formats import INT8
-from numdev.arithmetic.quantise import Quantised, Smoothing
-from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn, SumOver
+from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn
 from numdev.attention.steps import LOG2_E
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import Unsupported
 from tests.attention.backward.cases import Inputs, draw_all
-from tests.cases import MASKS, POLICIES, Sizes, draw, fitted, lse_of, mixed, on
-from tests.oracles.table import exactly_scaled
+from tests.cases import MASKS, POLICIES, Sizes, draw, fitted, on
 
 SIZES: Sizes = (2, 2, 1, 37, 53, 24)
 NARROW = [
@@ -55,24 +51,6 @@ def whole(sizes: Sizes) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_the_same_bits_where_everything_is_exact(name: str, device: str) -> None:
-    """`S - m` is a whole number, so exp2 is exact; P are powers of two, and their sums and products need few bits.
-
-    `tests.attention.test_accepts` does as much over random settings.
-    """
-    mask = list(MASKS)[NARROW.index(name) % len(MASKS)]
-    policy = POLICIES[name]() if name not in ("fp8", "int8") else Precision.parse("kernel_fp16")
-    softmax = OnlineSoftmax(exp=Exponential.EXP2, normalise=Normalise.END)
-    tiling, scale = Tiling(16, 16), 1.0 / softmax.log_scale  # the folded factor log2(e) is taken out again
-    inputs = on(device, policy.round_inputs(*whole(SIZES)))
-    got = Instrumented(policy, tiling, softmax)(*inputs, fitted(MASKS[mask], 53), scale)
-    expected = Tiled(policy, tiling, softmax)(*inputs, fitted(MASKS[mask], 53), scale)
-    assert torch.equal(got.out, expected.out)
-    empty = lse_of(expected) == float("-inf")
-    assert torch.equal(lse_of(got) == float("-inf"), empty)
-
-
-@pytest.mark.parametrize("name", NARROW)
 def test_close_to_the_emulation_elsewhere(name: str, device: str) -> None:
     """A last bit of FP32 can tip a rounding to the step's format, by one ulp of that step; few elements are at such an edge.
 
@@ -87,35 +65,6 @@ def test_close_to_the_emulation_elsewhere(name: str, device: str) -> None:
     coarsest = max(cast.to.u for cast in policy.casts())
     assert float(difference.max()) <= 4 * 2 * coarsest * float(inputs[2].abs().max())
     assert float((difference == 0).float().mean()) > 0.9
-
-
-def test_products_between_roundings_of_a_sum(device: str) -> None:
-    """`Dot.every`: BF16 running sums after every 4, 5 and 8 products."""
-    base = Precision.parse("kernel_bf16")
-    steps = {"scores": "bf16@4", "row_sum": "bf16@5", "values": "bf16@8"}
-    for field, text in steps.items():
-        policy = base.with_step(**{field: text})
-        inputs = on(device, policy.round_inputs(*whole(SIZES)))
-        scale = 1.0 / BINARY.log_scale
-        got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
-        expected = Tiled(policy, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
-        assert torch.equal(got.out, expected.out), field
-        plain = Tiled(base, Tiling(16, 16), BINARY)(*inputs, Mask(), scale)
-        if field != "scores":  # small whole scores are exact either way
-            assert not torch.equal(got.out, plain.out), f"{field}: rounding must show"
-
-
-@pytest.mark.parametrize("inputs", ["bf16", "bf16:toward_zero"])
-def test_scaled_queries_are_rounded_once(inputs: str, device: str) -> None:
-    """`scale_on=queries` equals factor 1 on queries that rational arithmetic scales and rounds."""
-    policy = Precision.parse("kernel_bf16").with_step(inputs=inputs)
-    q, k, v = policy.round_inputs(*draw((1, 1, 1, 19, 23, 16)))
-    scaled = on(device, (exactly_scaled(q, 0.7, Cast.parse(inputs)), k, v))
-    tiling = Tiling(16, 16)
-    got = Instrumented(policy, tiling, OnlineSoftmax(scale_on=ScaleOn.QUERIES))(*on(device, (q, k, v)), Mask(), 0.7)
-    expected = Instrumented(policy, tiling)(*scaled, Mask(), 1.0)
-    assert torch.equal(got.out, expected.out)
-    assert torch.equal(lse_of(got), lse_of(expected))
 
 
 @pytest.mark.parametrize(
@@ -151,39 +100,6 @@ def test_sums_of_wide_numbers_are_rounded_once(text: str, field: str, device: st
     got = Instrumented(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
     expected = Tiled(policy, Tiling(16, 16), BINARY)(*inputs, Mask(causal=True), scale)
     assert torch.equal(got.out, expected.out)
-
-
-def test_the_kernel_is_named(device: str) -> None:
-    policy = Precision.parse("bf16")
-    inputs = on(device, policy.round_inputs(*draw(SIZES)))
-    assert Instrumented(policy, Tiling(16, 32))(*inputs, Mask()).kernel == "numdev instrumented br=16 bc=32 warps=4 stages=2"
-
-
-@pytest.mark.parametrize(
-    ("policy", "tiling", "softmax", "field"),
-    [
-        (mixed(), Tiling(), OnlineSoftmax(), "precision"),
-        (Precision.golden(), Tiling(), OnlineSoftmax(), "precision"),
-        (Precision.parse("bf16"), Tiling(order=Order.STRIDED), OnlineSoftmax(), "tiling.order"),
-        (Precision.parse("bf16"), Tiling(bc=300), OnlineSoftmax(), "tiling.bc"),
-        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(tie_shift=2.0), "softmax.tie_shift"),
-        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_poly4")), "softmax.exp"),
-        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(exp=Exponential.parse("exp2_fa4")), "softmax.exp"),
-        (Precision.parse("bf16"), Tiling(), OnlineSoftmax(sum_over=SumOver.PROBABILITIES), "softmax.sum_over"),
-        (Precision.parse("sage3"), Tiling(), OnlineSoftmax(), "precision.quantise.smoothing"),
-        (Precision.parse("sage3").with_step(inputs="bf16"), Tiling(), OnlineSoftmax(), "precision.probabilities"),
-        (
-            Precision.int8().with_step(inputs=Quantised(Cast(INT8), smoothing=Smoothing.Q)),
-            Tiling(),
-            OnlineSoftmax(),
-            "precision.quantise.smoothing",
-        ),
-    ],
-)
-def test_refusals_name_the_field(policy: Precision, tiling: Tiling, softmax: OnlineSoftmax, field: str, device: str) -> None:
-    with pytest.raises(Unsupported) as error:
-        Instrumented(policy, tiling, softmax)(*on(device, draw(SIZES)), Mask())
-    assert error.value.field == field
 
 
 BACKWARD_SIZES: Sizes = (2, 2, 1, 20, 37, 8)
@@ -279,15 +195,6 @@ def test_the_same_bits_backward_where_everything_is_exact(seed: int, device: str
     assert not same(got, expected), (policy, sizes, mask, tiling, recompute)
 
 
-@pytest.mark.parametrize(("name", "mask"), zip(["bf16", "kernel_fp16", "e5m2"] * 2, MASKS, strict=True))
-def test_the_same_bits_of_presets_under_every_mask(name: str, mask: str, device: str) -> None:
-    fit = fitted(MASKS[mask], 37)
-    inputs = saved_whole(BACKWARD_SIZES, fit, 7)
-    got, expected = both(BackwardPrecision.parse(name), Tiling(16, 16), BINARY_RECOMPUTE, inputs, fit, device)
-    assert not same(got, expected)
-    assert bool((expected.dq != 0).any())
-
-
 @pytest.mark.parametrize("text", ["bf16:toward_zero", "fp16:toward_zero"])
 def test_a_running_sum_is_rounded_once(text: str, device: str) -> None:
     """P of the second tile of queries are 2^-28 of the first's: FP32 has no room for both, and would round twice."""
@@ -377,8 +284,3 @@ def test_backward_refusals_name_the_field(
             *moved(inputs, device), Saved(saved.out.to(device), saved.lse.to(device)), Mask()
         )
     assert error.value.field == field
-
-
-def test_one_split(device: str) -> None:
-    with pytest.raises(Unsupported, match=r"tiling\.splits"):
-        InstrumentedBackward(FORWARD, BackwardPrecision.parse("bf16"), Tiling(splits=2))

@@ -66,15 +66,6 @@ def test_bottom_right_alignment() -> None:
     assert seen[0, 0].int().tolist() == [[0, 0], [0, 0], [1, 0], [1, 1]]
 
 
-def test_window_widths() -> None:
-    seen = Mask(causal=True, window=2).visible(4, 4, (0, 4), (0, 4), CPU)
-    assert seen is not None
-    assert seen[0, 0].int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
-    seen = Mask(window=1).visible(3, 3, (0, 3), (0, 3), CPU)
-    assert seen is not None
-    assert torch.equal(seen[0, 0], torch.eye(3, dtype=torch.bool))
-
-
 def test_no_mask_needs_no_tensor() -> None:
     assert Mask().is_none
     assert Mask().visible(9, 9, (0, 9), (0, 9), CPU) is None

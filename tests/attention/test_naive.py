@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
+from numdev.arithmetic.formats import BF16, FP16, Format
 from numdev.attention import naive
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
@@ -135,16 +135,3 @@ def test_overflow_of_fp16_scores_is_seen() -> None:
     negative = Naive(precision)(huge, -huge, huge, Mask(), 1.0)
     assert bool(lse_of(negative).isneginf().all())
     assert bool((negative.out == 0).all())
-
-
-def test_formats_and_inputs() -> None:
-    precision = Precision.kernel(BF16)
-    assert Naive(precision).format == BF16
-    assert Naive(Precision.golden()).format == FP64
-    tensors = draw((1, 1, 1, 3, 4, 5))
-    for a, b in zip(Naive(precision).round_inputs(*tensors), precision.round_inputs(*tensors), strict=True):
-        assert torch.equal(a, b)
-    kept = [t.clone() for t in tensors]
-    Naive(Precision.uniform(FP32))(*tensors, Mask())
-    Naive(Precision.golden())(*tensors, Mask())
-    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True)), "arguments are left alone"

@@ -169,9 +169,3 @@ def test_memory_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatc
     assert WORKLOAD.needed_bytes(Problem(Normal(), shape), VanillaBackward(FP32)) == 8 * 4 * 1025 * 64 + 3 * 4 * 1025**2
     monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
     assert runner.measure(Problem(Normal(), shape), VanillaBackward(FP32)).status is Status.OUT_OF_MEMORY
-
-
-def test_unsupported_with_the_reason(runner: Runner) -> None:
-    found = runner.measure(PROBLEM, SdpaBackward(Backend.FLASH, FP32))
-    assert (found.status, found.rows) == (Status.UNSUPPORTED, [])
-    assert "causal one" in found.reason

@@ -15,12 +15,12 @@ from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
-from numdev.attention.softmax import EXPONENTIALS, OnlineSoftmax
+from numdev.attention.softmax import EXPONENTIALS, OnlineSoftmax, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
-from tests.cases import draw
+from tests.cases import draw, on
 
 BF16 = Precision.parse("bf16")
 PLAIN, PLAIN_TILES = OnlineSoftmax(), Tiling()
@@ -47,30 +47,34 @@ def reason(
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("counted", {"count": True}),
-    ("emulation", {"count": False}),
     ("problem.head_dim", {"dim": 300}),
-    ("FP64", {"precision": Precision.parse("fp64")}),
-    ("FP64", {"precision": BF16.with_step(row_sum="e8m13")}),
-    ("stochastically", {"precision": BF16.with_step(values="bf16:stochastic")}),
-    ("stochastically", {"precision": BF16.with_step(output="bf16:stochastic")}),
-    ("mxfp8_e4m3", {"precision": BF16.with_step(probabilities="mxfp8_e4m3")}),
-    ("posit8", {"precision": BF16.with_step(probabilities="posit8")}),
-    ("nearest_even", {"precision": BF16.with_step(accumulator="bf16:up")}),
+    ("precision", {"precision": Precision.parse("fp64")}),
+    ("precision", {"precision": BF16.with_step(row_sum="e8m13")}),
+    ("precision.values", {"precision": BF16.with_step(values="bf16:stochastic")}),
+    ("precision.probabilities", {"precision": BF16.with_step(probabilities="mxfp8_e4m3")}),
+    ("precision.probabilities", {"precision": BF16.with_step(probabilities="posit8")}),
+    ("precision.accumulator", {"precision": BF16.with_step(accumulator="bf16:up")}),
+    ("precision.quantise.smoothing", {"precision": Precision.parse("sage3")}),
     ("tiling.order", {"tiling": Tiling(order=Order.RANDOM)}),
     ("tiling.bc", {"tiling": Tiling(bc=300)}),
     ("softmax.exp", {"softmax": OnlineSoftmax(exp=EXPONENTIALS["exp2_fa4"])}),
     ("softmax.tie_shift", {"softmax": OnlineSoftmax(tie_shift=2.0)}),
-    ("problem.scale", {"scale": -1.0}),
+    ("softmax.sum_over", {"softmax": OnlineSoftmax(sum_over=SumOver.PROBABILITIES)}),
 ]
 
 
 @pytest.mark.usefixtures("on_any_device")
-@pytest.mark.parametrize(("why", "changed"), REFUSED)
-def test_what_it_does_not_take(why: str, changed: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("field", "changed"), REFUSED)
+def test_what_the_kernel_does_not_implement(field: str, changed: dict[str, Any], device: str) -> None:
+    """`Tiled` goes without it, and `Instrumented` refuses by name."""
+    stated: dict[str, Any] = {"precision": BF16, "tiling": PLAIN_TILES, "softmax": PLAIN} | changed
     with by(Path.COMPILED):
         assert reason() == ""
-        assert why in reason(**changed)
+        assert any(word in reason(**changed) for word in (field, "stochastically", "problem.head_dim"))
+    inputs = on(device, stated["precision"].round_inputs(*draw((1, 1, 1, 20, 40, stated.pop("dim", 16)))))
+    with pytest.raises(Unsupported) as error:
+        Instrumented(**stated)(*inputs, Mask())
+    assert error.value.field == field
 
 
 @pytest.mark.usefixtures("on_any_device")
@@ -80,6 +84,8 @@ def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     wild, trained = v.clone(), k.clone().requires_grad_()
     wild[..., 3, 2] = torch.inf
     with by(Path.COMPILED):
+        for why, changed in (("counted", {"count": True}), ("emulation", {"count": False}), ("problem.scale", {"scale": -1.0})):
+            assert why in reason(**changed)  # type: ignore[arg-type]
         assert "finite" in str(kernel_refusal(kernel, q, k, wild, Mask(causal=True), None, None))
         assert kernel_refusal(kernel, q, k, wild, Mask(), None, None) is None
         assert "differentiate" in str(kernel_refusal(kernel, q, trained, v, Mask(), None, None))

@@ -18,16 +18,15 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.dot import Dot
-from numdev.arithmetic.formats import BF16, E2M1, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
 from numdev.arithmetic.microscale import MICROSCALED
-from numdev.arithmetic.products import product, row_sums, visible_product
+from numdev.arithmetic.products import product, visible_product
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast, Overflow
 from numdev.attention.operations import BACKWARD_OPERATIONS, CONSTANT, OPERATIONS, SAVED, is_harmless, operation
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.errors import BadInput
-from tests.attention.backward.cases import draw_all
-from tests.cases import POLICIES, draw
+from tests.cases import draw
 from tests.oracles.table import exactly_scaled, round_exactly
 
 DTYPES = [torch.float32, torch.float64]
@@ -128,41 +127,22 @@ def test_nor_by_other_kernels_of_mkl(kernels: str) -> None:
     assert ran.returncode == 0, ran.stdout[-2000:]
 
 
-@pytest.mark.parametrize("every", [None, 3])
-def test_a_dot_leaves_its_operands_alone(every: int | None) -> None:
-    a, b = torch.randn(17, 20), torch.randn(20, 18)
-    kept = a.clone(), b.clone()
-    dot = Dot(Cast(BF16), every)
-    dot(a, b)
-    dot.sum(a)
-    assert torch.equal(a, kept[0])
-    assert torch.equal(b, kept[1])
-
-
-def test_a_sum_in_bf16_stagnates() -> None:
-    """1 + 1 + ... one at a time stops at 2^8, where the next integer is no longer a number of the format."""
+def test_dots_as_text() -> None:
+    """1 + 1 + ... one at a time stops at 2^8 in BF16, where the next integer is no longer a number of the format."""
+    for text in ("fp32", "bf16@8", "e8m13:toward_zero@16", "fp16:stochastic:seed=4@999"):
+        assert str(Dot.parse(text)) == text
     ones = torch.ones(1, 1000)
-    assert Dot.parse("bf16@1").sum(ones).item() == 256
-    assert Dot.parse("bf16").sum(ones).item() == 1000
-
-
-@given(
-    st.sampled_from(["fp32", "bf16", "e8m13:toward_zero", "e4m3fn:saturate", "fp16:stochastic:seed=4"]),
-    st.one_of(st.none(), st.integers(1, 999)),
-)
-def test_dot_text_reads_back(cast: str, every: int | None) -> None:
-    dot = Dot(Cast.parse(cast), every)
-    assert Dot.parse(str(dot)) == dot
-    assert str(dot) == (cast if every is None else f"{cast}@{every}")
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [("bf16@", "dot"), ("bf16@x", "dot"), ("bf16@-1", "dot"), ("bf16@0", "precision.every"), ("bf17@4", "format")],
-)
-def test_impossible_dots_are_refused(text: str, field: str) -> None:
-    with pytest.raises(BadInput, match=f"^{field}: "):
-        Dot.parse(text)
+    assert (Dot.parse("bf16@1").sum(ones).item(), Dot.parse("bf16").sum(ones).item()) == (256, 1000)
+    assert torch.equal(ones, torch.ones(1, 1000)), "operands are left alone"
+    for text, field in (
+        ("bf16@", "dot"),
+        ("bf16@x", "dot"),
+        ("bf16@-1", "dot"),
+        ("bf16@0", "precision.every"),
+        ("bf17@4", "format"),
+    ):
+        with pytest.raises(BadInput, match=f"^{field}: "):
+            Dot.parse(text)
 
 
 BOTH = pytest.mark.parametrize("policy", [Precision, BackwardPrecision])
@@ -170,36 +150,25 @@ BOTH = pytest.mark.parametrize("policy", [Precision, BackwardPrecision])
 
 @BOTH
 def test_presets_say_what_their_names_say(policy: type[Policy]) -> None:
+    """Kernels of eight bits and fewer saturate in what they store; tensor operations and wider kernels overflow."""
     steps = policy.golden().steps()
-    assert set(policy.uniform(BF16).steps().values()) == {"bf16"}
-    assert policy.golden() == policy.uniform(FP64) == policy.kernel(FP64) == policy.eager(FP64)
     stored = ("inputs", "probabilities", "output", "ds")
-    assert policy.kernel(BF16).steps() == {step: "bf16" if step in stored else "fp32" for step in steps}
     wide = ("exponential", "rescale", "row_sum") if policy is Precision else ("exponential", "delta", "difference")
-    assert policy.eager(FP16).steps() == {step: "fp32" if step in wide else "fp16" for step in steps}
+    assert policy.golden() == policy.uniform(FP64) == policy.kernel(FP64) == policy.eager(FP64)
+    for fmt in (BF16, FP16, E4M3FN, E5M2, Format(3, 4), INT8):
+        kept = f"{fmt}:saturate" if fmt.bits <= 8 and not fmt.is_integer else str(Cast(fmt, overflow=Overflow.SATURATE))
+        kept = kept if fmt.bits <= 8 else str(fmt)
+        assert set(policy.uniform(fmt).steps().values()) == {str(fmt)}
+        assert policy.kernel(fmt).steps() == {step: kept if step in stored else "fp32" for step in steps}
+        assert policy.eager(fmt).steps() == {step: "fp32" if step in wide else str(fmt) for step in steps}
     assert policy.kernel(BF16).format == BF16
-    assert isinstance(Precision.fp8().inputs, Quantised)
-    assert Precision.fp8().probabilities == Cast(E4M3FN, overflow=Overflow.SATURATE) == BackwardPrecision.kernel(E4M3FN).ds
-    assert Precision.fp8().format == Precision.int8().format == FP16
-
-
-EIGHT_BITS = [E4M3FN, E5M2, Format(3, 4), E2M1, INT8, INT4]
-
-
-@pytest.mark.parametrize("fmt", EIGHT_BITS, ids=str)
-def test_kernels_of_eight_bits_saturate_and_tensor_operations_do_not(fmt: Format) -> None:
-    """Inputs, P and output beyond the largest number are the largest number, in `kernel`; torch's own casts differ by format."""
-    kernel = Precision.kernel(fmt)
-    for step in (kernel.inputs, kernel.probabilities, kernel.output):
-        assert isinstance(step, Cast)
-        assert step(torch.tensor([1e30, -math.inf])).tolist() == [fmt.max, -fmt.max]
-    for policy in (Precision.uniform(fmt), Precision.eager(fmt)):
-        assert policy.probabilities == policy.inputs == Cast(fmt)
-
-
-@pytest.mark.parametrize("fmt", [FP16, BF16, TF32, FP32, FP64, Format(4, 4), Format(5, 3)], ids=str)
-def test_wider_kernels_overflow_as_ieee_does(fmt: Format) -> None:
-    assert Precision.kernel(fmt).probabilities == Cast(fmt)
+    assert repr(policy.kernel(BF16)).startswith(f"{policy.__name__}(inputs=bf16, scores=fp32, ")
+    for name in ("", "bf17", "kernel", "kernel_", "flash_bf16", "kernel_golden", "fp8_e4m3fn", "int8_"):
+        with pytest.raises(BadInput, match="^precision: "):
+            policy.parse(name)
+    for text in ("fp64:toward_zero", "e11m51", "fp64:stochastic"):
+        with pytest.raises(BadInput, match="^precision: "):
+            policy.golden().with_step(output=Cast.parse(text))
 
 
 @pytest.mark.parametrize("name", Precision.SHIPPED)
@@ -230,19 +199,6 @@ def test_every_preset_has_a_name_that_is_it(policy: type[Policy]) -> None:
     }
 
 
-def test_a_microscaled_p_needs_no_more_than_its_row() -> None:
-    assert str(Precision.kernel(BF16).with_step(probabilities=MICROSCALED["mxfp4"]).probabilities) == "mxfp4"
-    with pytest.raises(BadInput, match=r"^precision\.probabilities: 'nvfp4'"):
-        Precision.kernel(BF16).with_step(probabilities=MICROSCALED["nvfp4"])
-
-
-@BOTH
-@pytest.mark.parametrize("name", ["", "bf17", "kernel", "kernel_", "flash_bf16", "kernel_golden", "fp8_e4m3fn", "int8_"])
-def test_unknown_presets_are_refused(policy: type[Policy], name: str) -> None:
-    with pytest.raises(BadInput, match="^precision: "):
-        policy.parse(name)
-
-
 @BOTH
 def test_one_step_at_a_time(policy: type[Policy]) -> None:
     base = policy.kernel(BF16)
@@ -254,44 +210,31 @@ def test_one_step_at_a_time(policy: type[Policy]) -> None:
     assert [str(cast) for cast in base.casts()] == list(base.steps().values())
 
 
-@pytest.mark.parametrize(
-    ("step", "given", "becomes"),
-    [
-        ("row_sum", "bf16@64", Dot(Cast(BF16), 64)),
-        ("row_sum", BF16, Dot(Cast(BF16))),
-        ("values", Cast(FP16, Rounding.TOWARD_ZERO), Dot(Cast(FP16, Rounding.TOWARD_ZERO))),
-        ("scores", Dot(Cast(BF16), 4), Dot(Cast(BF16), 4)),
-        ("output", "fp16:toward_zero", Cast(FP16, Rounding.TOWARD_ZERO)),
-        ("inputs", "mxfp4", Quantised(MICROSCALED["mxfp4"])),
-        ("probabilities", "mxfp4", MICROSCALED["mxfp4"]),
-    ],
-)
-def test_a_step_from_what_says_it(step: str, given: Any, becomes: object) -> None:
-    base = Precision.kernel(BF16)
-    assert getattr(base.with_step(**{step: given}), step) == becomes
-    assert base.with_step() == base
+STEPS: list[tuple[type[Policy], str, Any, object]] = [
+    (Precision, "row_sum", "bf16@64", Dot(Cast(BF16), 64)),
+    (Precision, "row_sum", BF16, Dot(Cast(BF16))),
+    (Precision, "values", Cast(FP16, Rounding.TOWARD_ZERO), Dot(Cast(FP16, Rounding.TOWARD_ZERO))),
+    (Precision, "output", "fp16:toward_zero", Cast(FP16, Rounding.TOWARD_ZERO)),
+    (Precision, "inputs", "mxfp4", Quantised(MICROSCALED["mxfp4"])),
+    (Precision, "probabilities", "mxfp4", MICROSCALED["mxfp4"]),
+    (Precision, "probabilities", MICROSCALED["nvfp4"], "'nvfp4'"),  # its scale needs the largest P of all rows
+    (Precision, "row_sums", "bf16", "there is no such step; give one of inputs, scores, "),
+    (Precision, "output", Dot(Cast(BF16)), "give a Cast, a format"),
+    (Precision, "accumulator", MICROSCALED["mxfp4"], "give a Cast"),
+    (Precision, "scores", MICROSCALED["mxfp4"], "give a Dot"),
+    (Precision, "values", "bf16@x", "after @ comes"),
+    *((BackwardPrecision, step, text, "") for step, text in (("values", "bf16"), ("inputs", "mxfp4"), ("ds", "bf16@8"))),
+]
 
 
-@pytest.mark.parametrize(
-    ("step", "given", "mend"),
-    [
-        ("row_sums", "bf16", "there is no such step; give one of inputs, scores, "),
-        ("output", Dot(Cast(BF16)), "give a Cast, a format"),
-        ("output", "mxfp4", ""),
-        ("accumulator", MICROSCALED["mxfp4"], "give a Cast"),
-        ("scores", MICROSCALED["mxfp4"], "give a Dot"),
-        ("values", "bf16@x", "after @ comes"),
-    ],
-)
-def test_what_is_no_step_is_refused_by_name(step: str, given: Any, mend: str) -> None:
-    with pytest.raises(BadInput, match=rf"^precision\.{step}: .*{mend}"):
-        Precision.kernel(BF16).with_step(**{step: given})
-
-
-@pytest.mark.parametrize(("step", "given"), [("values", "bf16"), ("inputs", "mxfp4"), ("ds", "bf16@8"), ("dq", "bf16@x")])
-def test_steps_of_the_backward_pass_are_refused_by_name(step: str, given: str) -> None:
-    with pytest.raises(BadInput, match=rf"^precision\.{step}: "):
-        BackwardPrecision.kernel(BF16).with_step(**{step: given})
+@pytest.mark.parametrize(("policy", "step", "value", "becomes"), STEPS)
+def test_a_step_from_what_says_it(policy: type[Policy], step: str, value: Any, becomes: object) -> None:
+    """Or why not, by name."""
+    if isinstance(becomes, str):
+        with pytest.raises(BadInput, match=rf"^precision\.{step}: .*{becomes}"):
+            policy.kernel(BF16).with_step(**{step: value})
+    else:
+        assert getattr(policy.kernel(BF16).with_step(**{step: value}), step) == becomes
 
 
 @pytest.mark.parametrize(
@@ -309,37 +252,25 @@ def test_steps_of_the_backward_pass_are_refused_by_name(step: str, given: str) -
     ],
 )
 def test_the_carrier_leaves_roundings_innocuous(precision: Precision, carrier: torch.dtype) -> None:
+    """Of a format of 12 bits FP32 would round sums twice; numbers of the inputs' format are rounded to themselves."""
     assert precision.carrier is carrier
-    assert all(t.dtype is carrier for t in precision.round_inputs(*draw((1, 1, 1, 2, 3, 4))))
+    rounded = precision.round_inputs(*draw((1, 1, 1, 2, 3, 4)))
+    assert all(t.dtype is carrier for t in rounded)
+    if isinstance(precision.inputs, Cast):
+        assert all(torch.equal(again, t) for again, t in zip(precision.round_inputs(*rounded), rounded, strict=True))
 
 
-def test_every_sum_product_and_quotient_of_fp8_is_rounded_once_by_single_precision() -> None:
-    """All pairs. FP64 holds sums and products exactly; its quotient of 4-bit numbers is no nearer to a tie than 2^-10."""
-    values = E4M3FN.values()
-    a, b = values[:, None], values[None, :]
-    narrow_a, narrow_b = a.float(), b.float()
-    for mode in (Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO, Rounding.ODD):
-        cast = Cast(E4M3FN, mode)
-        for narrow, wide in (
-            (narrow_a + narrow_b, a + b),
-            (narrow_a - narrow_b, a - b),
-            (narrow_a * narrow_b, a * b),
-            (narrow_a / narrow_b, a / b),
-        ):
-            assert torch.equal(cast(narrow).double().nan_to_num(7e9), cast(wide).nan_to_num(7e9))
-
-
-@pytest.mark.parametrize("fmt", [FP16, TF32, BF16, E5M2], ids=str)
-def test_eleven_bits_are_rounded_once_by_single_precision(fmt: Format) -> None:
-    """24 >= 2 * 11 + 2 (Figueroa 1995): FP32 then the format is FP64 then the format, for numbers of the format."""
-    cast = Cast(fmt)
-    a, b = cast(torch.randn(2, 1 << 17)) * 2.0 ** torch.randint(-3, 4, (2, 1))
-    for narrow, wide in (
-        (a + b, a.double() + b.double()),
-        (a * b, a.double() * b.double()),
-        (a / b, a.double() / b.double()),
-    ):
-        assert torch.equal(cast(narrow).double(), cast(wide))
+def test_both_passes_round_inputs_alike() -> None:
+    """Before they are narrowed to the carrier; each input is a rounding event of its own."""
+    backward, forward = BackwardPrecision.kernel(BF16), Precision.kernel(BF16)
+    x = torch.full((1, 1, 16, 16), 1 + 2.0**-8 + 2.0**-40, dtype=torch.float64)
+    for rounded in (*forward.round_inputs(x, x, x), *backward.round_inputs(x, x, x, x)):
+        assert rounded.dtype is torch.float32
+        assert bool((rounded == 1 + 2.0**-7).all())
+    assert (
+        len(set(BackwardPrecision.throughout(Cast.parse("bf16:stochastic")).round_inputs(*[draw((1, 1, 1, 5, 5, 4))[0]] * 4)))
+        == 4
+    )
 
 
 def test_equal_columns_have_equal_products_in_single_precision() -> None:
@@ -368,58 +299,6 @@ def test_what_a_row_does_not_see_has_no_part_in_its_product() -> None:
     assert bool((~got[touched].isfinite()).all())
     assert torch.allclose(got[~touched], clean[~touched], rtol=1e-6, atol=1e-6)  # the order of a sum may change with its terms
     assert bool(got[~touched].isfinite().all())
-
-
-def test_a_long_row_is_summed_alike_alone_and_among_others() -> None:
-    rows = torch.rand(3, 300_000)
-    assert torch.equal(row_sums(rows[1:2]), row_sums(rows)[1:2])
-
-
-@BOTH
-@pytest.mark.parametrize("text", ["fp64:toward_zero", "fp64:saturate", "e11m51", "fp64:stochastic"])
-def test_what_fp64_cannot_round_is_refused(policy: type[Policy], text: str) -> None:
-    with pytest.raises(BadInput, match="^precision: "):
-        policy.golden().with_step(output=Cast.parse(text))
-
-
-def test_twelve_bits_would_be_rounded_twice() -> None:
-    """The bound is sharp enough to matter: at 12 bits FP32 products (24 bits) are exact, but quotients and sums err."""
-    fmt = Format(8, 12)
-    a, b = Cast(fmt)(torch.randn(2, 1 << 17))
-    assert not torch.equal(Cast(fmt)(a + b * 2.0**-12).double(), Cast(fmt)(a.double() + b.double() * 2.0**-12))
-    assert Precision.uniform(fmt).carrier is torch.float64
-
-
-def test_inputs_are_rounded_before_they_are_narrowed() -> None:
-    x = torch.full((1, 1, 16, 16), 1 + 2.0**-8 + 2.0**-40, dtype=torch.float64)
-    for rounded in Precision.kernel(BF16).round_inputs(x, x, x):
-        assert rounded.dtype is torch.float32
-        assert bool((rounded == 1 + 2.0**-7).all())
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_rounded_inputs_are_rounded(name: str) -> None:
-    precision = POLICIES[name]()
-    if isinstance(precision.inputs, Cast):
-        q, k, v = precision.round_inputs(*draw((1, 2, 1, 5, 7, 4)))
-        assert all(torch.equal(again, t) for again, t in zip(precision.round_inputs(q, k, v), (q, k, v), strict=True))
-
-
-def test_a_policy_prints_its_steps() -> None:
-    assert "probabilities=bf16" in repr(Precision.kernel(BF16))
-    assert repr(BackwardPrecision.kernel(BF16)).startswith("BackwardPrecision(inputs=bf16, scores=fp32, ")
-    assert repr(Dot.parse("bf16@4")) == "Dot(bf16@4)"
-
-
-def test_both_passes_round_inputs_alike() -> None:
-    inputs = draw_all((1, 2, 1, 5, 7, 4))
-    backward, forward = BackwardPrecision.kernel(BF16), Precision.kernel(BF16)
-    rounded = backward.round_inputs(*inputs)
-    assert backward.carrier is torch.float32
-    for mine, other in zip(rounded, forward.round_inputs(*inputs[:3]), strict=False):
-        assert torch.equal(mine, other)
-    assert all(torch.equal(again, x) for again, x in zip(backward.round_inputs(*rounded), rounded, strict=True))
-    assert len(set(BackwardPrecision.throughout(Cast.parse("bf16:stochastic")).round_inputs(*[inputs[0]] * 4))) == 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from hypothesis import given
@@ -47,14 +45,6 @@ def test_sizes_below_one_are_refused(name: str, value: int) -> None:
 def test_kv_heads_must_divide_heads(heads: int, kv_heads: int) -> None:
     with pytest.raises(BadInput, match="^problem.kv_heads: "):
         Shape(heads=heads, kv_heads=kv_heads)
-
-
-@pytest.mark.parametrize("lengths", [(3, 4, 5), (3,), (3, 9), ()])
-def test_key_lengths_must_fit_the_batch_and_the_keys(lengths: tuple[int, ...]) -> None:
-    shape = Shape(batch=2, queries=4, keys=8, head_dim=4)
-    assert Problem(NORMAL, shape, Mask(key_lengths=(0, 8))).mask.key_lengths == (0, 8)
-    with pytest.raises(BadInput, match="^problem.key_lengths: "):
-        Problem(NORMAL, shape, Mask(key_lengths=lengths))
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
@@ -105,10 +95,3 @@ def test_bytes_cover_what_one_replicate_keeps(shape: Shape) -> None:
     inputs = 8 * sum(t.numel() for t in problem.inputs(0).values())
     assert held > 2 * inputs, "the inputs, the rounded inputs, and results"
     assert held <= problem.bytes
-
-
-def test_bytes_grow_with_every_size() -> None:
-    base = Shape(2, 4, 2, 8, 8, 8)
-    for name in ("batch", "heads", "kv_heads", "queries", "keys", "head_dim"):
-        larger = replace(base, **{name: 2 * getattr(base, name)})
-        assert Problem(NORMAL, larger).bytes > Problem(NORMAL, base).bytes, name

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,26 +103,6 @@ def test_the_double_loop_gives_the_same_bits(name: str, together: int | None, ma
     same(variant.backward(*rounded, saved, mask, 0.21), oracle(rounded, out, lse, mask, 0.21))
 
 
-@pytest.mark.parametrize("name", ["golden", "fp32", "uniform_bf16"])
-@given(st.one_of(st.none(), st.integers(1, 3)))
-@settings(max_examples=8)
-def test_one_tile_has_one_order(name: str, together: int | None) -> None:
-    policy = POLICIES[name]()
-    plain = TiledBackward(GOLDEN, policy, Tiling(16, 16))
-    walked = replace(plain, turns=Turns(together, 16, 16))
-    inputs = plain.round_inputs(*draw_all((1, 2, 1, 13, 15, 4)))
-    same(walked(*inputs, Mask()), plain(*inputs, Mask()).tensors())
-
-
-def test_the_order_of_arrival_changes_bits() -> None:
-    policy = POLICIES["uniform_bf16"]()
-    base = TiledBackward(GOLDEN, policy, Tiling(4, 4))
-    inputs = base.round_inputs(*draw_all((1, 1, 1, 32, 32, 8)))
-    plain = base(*inputs, Mask()).tensors()
-    walked = replace(base, turns=Turns(4, tile=4, unit=4))(*inputs, Mask()).tensors()
-    assert not any(torch.equal(plain[name], walked[name]) for name in ("dq", "dk", "dv"))
-
-
 @pytest.mark.parametrize(
     ("tiling", "field"),
     [(Tiling(48, 128), "tiling.br"), (Tiling(64, 96), "tiling.bc"), (Tiling(64, 128, Order.REVERSE), "tiling.order")],
@@ -136,9 +113,3 @@ def test_tiles_that_do_not_make_up_units_are_refused(tiling: Tiling, field: str)
     assert error.value.field == field
     with pytest.raises(BadInput, match=r"backward\.query_order"):
         TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(), query_order=Order.FORWARD, turns=Turns(4))
-
-
-def test_units_are_counted_by_the_queries_that_are_left() -> None:
-    found = Turns(None, tile=8, unit=8).meetings(Tiling(8, 8), Sizes(1, 5, 20, 16))
-    assert {meeting.queries for meeting in found} == {((5, 13),), ((13, 20),)}
-    assert len(found) == 2 * math.ceil(16 / 8)

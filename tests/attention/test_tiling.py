@@ -36,32 +36,9 @@ def test_every_key_is_visited_once(tiling: Tiling, keys: int) -> None:
 
 
 @given(tilings, st.integers(1, 200))
-def test_splits_are_ascending_and_even(tiling: Tiling, keys: int) -> None:
-    sizes = [len(tiles) for tiles in tiling.key_tiles(keys)]
-    assert max(sizes) - min(sizes) <= 1
-    starts = [min(first for first, _ in tiles) for tiles in tiling.key_tiles(keys) if tiles]
-    assert starts == sorted(starts)
-
-
-@given(tilings, st.integers(1, 200))
 def test_the_order_is_the_one_stated(tiling: Tiling, keys: int) -> None:
     stated = [[(tile.start, tile.stop) for tile in tiles] for tiles in tile_orders(tiling, keys)]
     assert tiling.key_tiles(keys) == stated
-
-
-@pytest.mark.parametrize(
-    ("order", "visited"),
-    [
-        (Order.FORWARD, [0, 2, 4, 6, 8]),
-        (Order.REVERSE, [8, 6, 4, 2, 0]),
-        (Order.OUTSIDE_IN, [0, 8, 2, 6, 4]),
-        (Order.STRIDED, [0, 4, 8, 2, 6]),
-    ],
-)
-def test_orders_of_five_tiles(order: Order, visited: list[int]) -> None:
-    tiles = Tiling(bc=2, order=order).key_tiles(9)[0]
-    assert [first for first, _ in tiles] == visited
-    assert (8, 9) in tiles, "the ragged tile is the last one by place, wherever it comes by order"
 
 
 def test_a_random_order_is_of_its_seed() -> None:

@@ -248,7 +248,7 @@ class ByAutograd(Backward):
         return Passes(attend, lambda: gradients(kept), lambda: gradients(attend().out))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `Differentiable`. torch's autograd records the operations themselves."""
+        """See `Backward`. torch's autograd records the operations themselves."""
         check_dtypes(q, k, v)
         dtype = q.dtype
         q, k, v = (rounded_once(x, self.storage) for x in (q, k, v))

@@ -14,7 +14,7 @@ from numdev.explorer.view import SHARED, Settings, View, measured
 from numdev.measurement.deviation.metrics import METRICS
 
 if TYPE_CHECKING:
-    from numdev.report.figures.sides import Axis, Side
+    from numdev.report.figures.elements import Axis, Side
 
 _SIDES = ("left", "right")
 _WIDTH = 720  # of the picture in pixels of a page; it has twice as many
@@ -106,7 +106,7 @@ class Explorer:
         self.draw()
 
     def _picture(self) -> bytes:
-        from numdev.report.figures.sides import axes_for, picture
+        from numdev.report.figures.elements import axes_for, picture
 
         sides = {name: self._side(self.view(name)) for name in _SIDES}
         fmt, metric = self.view("left").variant.format, self.metric.value
@@ -119,7 +119,7 @@ class Explorer:
 
     def _side(self, view: View) -> Side:
         """The lines or the histogram that a side draws."""
-        from numdev.report.figures.sides import Side
+        from numdev.report.figures.elements import Side
 
         result = measured(view, self.drawn.value)
         return Side(view.title, result.out, result.golden, result.record.rows)

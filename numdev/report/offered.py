@@ -66,7 +66,7 @@ def plot(
     """
     import pandas as pd
 
-    from numdev.report.figures.sweep import plot_of
+    from numdev.report.figures.plot import plot_of
     from numdev.report.reading.tidy import of_shadow
 
     if not isinstance(frame, pd.DataFrame):

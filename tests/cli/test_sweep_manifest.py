@@ -12,7 +12,7 @@ import numdev as nd
 from numdev.report.document.context import Part, context
 from numdev.report.document.pdf import TYPST, write_root
 from numdev.report.document.tables import place
-from numdev.report.figures.points import _series
+from numdev.report.figures.plot import _series
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
 from tests.cli.test_cli import Command, numdev

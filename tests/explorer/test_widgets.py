@@ -17,7 +17,7 @@ from numdev.errors import BadInput
 from numdev.explorer import controls
 from numdev.explorer.widgets import Explorer
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.report.figures.style import PAGE
+from numdev.report.figures.theme import PAGE
 from numdev.settings import declared
 
 SMALL = {"problem.n": 32, "seeds": 2}

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from numdev.report.document.context import WIDEST
-from numdev.report.figures.style import SMALL
+from numdev.report.figures.theme import SMALL
 
 
 def assert_legible(figure: Figure) -> None:

@@ -118,6 +118,12 @@ def over_column(rows: pd.DataFrame, x: str, metric: str, name: str, reference: s
     return slope(own[x].astype(float), own[metric], own["seed"], own["cluster"])
 
 
+def ratio_of(rows: pd.DataFrame, metric: str, reference: str, **fields: Any) -> Interval:
+    """The ratio of which a claim with such fields speaks, in the rows of one scenario."""
+    claim = ClaimStatement("-", ClaimKind.RATIO, metric, Reference(reference), judge="-", **fields)
+    return _ratio(claim, _of_output(rows, claim), claim.of, Wording())[0]
+
+
 def resolution(rows: pd.DataFrame) -> str:
     """A sentence on the resolution of the maximum, which is a multiple of an ulp of the output.
 

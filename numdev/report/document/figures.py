@@ -15,10 +15,8 @@ import pandas as pd
 from numdev.errors import BadInput
 from numdev.machine import usable_cores
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.figures.plot import Plot
-from numdev.report.figures.points import NEEDED, POINTS
-from numdev.report.figures.style import to_png, to_svg
-from numdev.report.figures.sweep import default_of, plot_of
+from numdev.report.figures.plot import NEEDED, POINTS, Plot, default_of, plot_of
+from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.tidy import of_comparison, tidy

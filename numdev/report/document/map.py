@@ -12,7 +12,7 @@ import pandas as pd
 
 from numdev.report.document.export import to_csv
 from numdev.report.figures.elements import COLUMN, ROW, histogram_of, map_of
-from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.statistics import significant
 from numdev.results.files import write_atomically
 

@@ -49,7 +49,7 @@ def make_report(
         console: where to print.
         formats: beside the tables and figures: of `pdf`, report.pdf; of `html`, report.html, one file with the claims, the
             figures and a table of the rows; of `csv`, results.csv in place of results.parquet.
-        plot: what a figure is asked to show, as `numdev.report.figures.sweep.plot_of` takes it.
+        plot: what a figure is asked to show, as `numdev.report.figures.plot.plot_of` takes it.
         title: of the documents; names what was measured unless given.
         author: of the documents.
 

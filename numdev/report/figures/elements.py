@@ -1,23 +1,41 @@
-"""The error of every element of one matrix: as a tidy table, as a map and as a histogram."""
+"""Single results: the error of every element as table, map and histogram; total and arithmetic error; two side by side."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.report.figures.style import BLUE, GREY, PAGE, PALE, VERMILION, laid_out
+from numdev.measurement.deviation.metrics import METRICS
+from numdev.report.figures.marks import Dot, draw_rows, highest, legend, lowest, replicates
+from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, compared, of, ordered
+from numdev.report.reading.wording import Wording
+from numdev.report.statistics import Interval, significant
+from numdev.results.manifest import EntryRole
 
 ROW, COLUMN = "row", "column"
-SHADES = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
+_ERROR_COLOURS = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
 _SHOWN = 0.98  # share of the elements within the scale of a map or histogram: a few large errors would hide the rest
-BINS = 121  # odd, so that one bin is centred at zero
+_BINS = 121  # odd, so that one bin is centred at zero
+_SUBJECTS = {"variant": "measured", "baseline": "baseline"}
+_REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
+_BROKEN = "NaN, Inf or not measured"
+_SHIFT = 0.21  # of the two errors of one subject, apart from its line: so far that their figures do not overlap
 
 
 def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "rows columns"], fmt: Format) -> pd.DataFrame:
@@ -41,19 +59,14 @@ def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "r
 @laid_out
 def map_of(elements: pd.DataFrame, title: str, reference: str) -> Figure:
     """See `numdev.report.offered.error_map`."""
-    error = elements.pivot(index=COLUMN, columns=ROW, values="error_u").to_numpy()
-    end = end_of(error)
-    shown = np.ma.masked_invalid(error)
     figure = Figure(figsize=(PAGE, 2.3), layout="constrained")
     axes = figure.add_subplot()
-    image = axes.imshow(shown, cmap=SHADES, vmin=-end, vmax=end, aspect="auto", interpolation="nearest", origin="lower")
-    if np.isfinite(error).any():
-        column, row = np.unravel_index(int(np.ma.abs(shown).argmax()), error.shape)
-        axes.plot(row, column, marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
-    axes.grid(visible=False)
+    image = _map(axes, elements, _end_of(elements["error_u"].to_numpy()))
+    if len(known := elements[np.isfinite(elements["error_u"])]):
+        largest = known.loc[known["error_u"].abs().idxmax()]
+        axes.plot(largest[ROW], largest[COLUMN], marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
     axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_xlabel("row of the output")
-    axes.set_ylabel("column of the output")
+    axes.set(xlabel="row of the output", ylabel="column of the output")
     figure.colorbar(image, ax=axes, extend="both", label=f"error in u max |{reference}|", pad=0.01)
     return figure
 
@@ -62,30 +75,264 @@ def map_of(elements: pd.DataFrame, title: str, reference: str) -> Figure:
 def histogram_of(elements: pd.DataFrame, title: str) -> Figure:
     """See `numdev.report.offered.error_histogram`."""
     error = elements["error_ulp"].to_numpy()
-    finite = error[np.isfinite(error)]
-    end = max(1.0, end_of(error))
+    end = max(1.0, _end_of(error))
     figure = Figure(figsize=(PAGE, 2.1), layout="constrained")
     axes = figure.add_subplot()
-    axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
-    axes.hist(finite, bins=BINS, range=(-end, end), color=BLUE, weights=np.full(len(finite), 1 / len(error)))
-    axes.set_xlim(-end, end)
+    _histogram(axes, error, end)
     axes.set_title(title, loc="left", fontweight="bold")
-    axes.set_title("\n".join(words_of(error, end)), loc="right" if title else "left", fontsize=7, color=GREY)
+    axes.set_title(_words_of(error, end), loc="right" if title else "left", fontsize=7, color=GREY)
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
     return figure
 
 
-def words_of(error: NDArray[np.float64], end: float) -> list[str]:
+def _map(axes: Axes, elements: pd.DataFrame, end: float) -> Any:
+    shape = int(elements[ROW].max()) + 1, int(elements[COLUMN].max()) + 1
+    shown = np.ma.masked_invalid(elements["error_u"].to_numpy().reshape(shape).T)
+    axes.grid(visible=False)
+    look: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest", "origin": "lower"}
+    return axes.imshow(shown, cmap=_ERROR_COLOURS, vmin=-end, vmax=end, **look)
+
+
+def _histogram(axes: Axes, error: NDArray[np.float64], end: float, smallest: float = 0.0) -> None:
+    """Shares of the elements, from `smallest` on a log axis where that is above 0."""
+    counts, edges = np.histogram(error[np.isfinite(error)], _BINS, (-end, end))
+    axes.axvspan(-0.5, 0.5, color=PALE, zorder=0)
+    axes.stairs(np.maximum(counts / len(error), smallest), edges, baseline=smallest, fill=True, color=BLUE)
+    axes.set_xlim(-end, end)
+    if smallest:
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(smallest, 1.0)
+
+
+def _words_of(error: NDArray[np.float64], end: float) -> str:
     """Words on the elements that the histogram leaves out or cannot show."""
     finite = np.abs(error[np.isfinite(error)])
     beyond, outside = ((finite > limit).sum() / len(error) for limit in (0.5, end))
-    words = [f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"]
+    words = f"{100 * beyond:.3g} % beyond ½ ulp, {100 * outside:.2g} % outside the axis"
     lost = len(error) - len(finite)
-    return words + ([f"{lost} element{'s are' if lost > 1 else ' is'} NaN or Inf"] if lost else [])
+    return words + (f"\n{lost} element{'s are' if lost > 1 else ' is'} NaN or Inf" if lost else "")
 
 
-def end_of(error: NDArray[np.float64]) -> float:
+def _end_of(error: NDArray[np.float64]) -> float:
     """Where a scale ends, the same on both sides of zero."""
     finite = np.abs(error[np.isfinite(error)])
     return float(np.quantile(finite, _SHOWN, method="higher")) or 1.0 if finite.size else 1.0
+
+
+def _axis_of(metric: str) -> str:
+    return f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}"
+
+
+def _dot(row: float, value: Interval | None, shade: str, *, log: bool = False) -> Dot:
+    """A dot with its value behind it."""
+    known = value is not None and math.isfinite(value.estimate)
+    text = significant(value.estimate) if value is not None and known else ""
+    return Dot(row, value, shade, text, "0" if known and log else _BROKEN)
+
+
+def _both_errors(rows: pd.DataFrame, metric: str) -> list[tuple[int, str, Interval | None]]:
+    """Each subject's place, the reference, and the figure of each comparison with golden."""
+    pairs = [(place, subject, reference) for place, subject in enumerate(_SUBJECTS) for reference in _REFERENCES]
+    return [(place, ref, replicates(compared(rows, subject, ref), metric)) for place, subject, ref in pairs]
+
+
+def _dots_of(rows: pd.DataFrame, metric: str, first: int = 0) -> list[Dot]:
+    shift = dict(zip(_REFERENCES, (-_SHIFT, _SHIFT), strict=True))
+    return [_dot(first + i + shift[ref], one, _REFERENCES[ref][1]) for i, ref, one in _both_errors(rows, metric)]
+
+
+_KEYS = {words: Line2D([], [], color=shade, marker="o", linestyle="none") for words, shade in _REFERENCES.values()}
+
+
+@laid_out
+def total_and_arithmetic(rows: pd.DataFrame, metric: str = "max_difference") -> Figure:
+    """Total error (from golden on the unrounded inputs) beside arithmetic error (from golden on the rounded ones).
+
+    Dots of the variant and of its baseline: geometric means over seeds with 95 % intervals. `rows` are those of one
+    record, `pd.DataFrame(record.rows)`.
+    """
+    figure = Figure(figsize=(PAGE, 1.7), layout="constrained")
+    axes = figure.add_subplot()
+    low, high, log = _span([one for *_, one in _both_errors(rows, metric) if one is not None])
+    draw_rows(axes, list(_SUBJECTS.values()), _dots_of(rows, metric), log=log)
+    axes.set_xlim(low, high)
+    axes.set_xlabel(_axis_of(metric))
+    legend(figure, _KEYS, 2)
+    return figure
+
+
+@laid_out
+def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step") -> Figure:
+    """The total error with one thing changed at a time, such as one step of a policy in another format: a dot for each change.
+
+    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line is
+    the control that the study declares, in which nothing is changed.
+
+    Args:
+        rows: of a study of one scenario or two, with an axis of changes.
+        metric: of `Deviation`.
+        axis: the label that names what was changed; its control has `roles={axis: EntryRole.CONTROL}`.
+
+    Raises:
+        BadInput: if the rows have no such label, or more scenarios than two.
+    """
+    total, label = compared(rows, reference="golden"), f"{LABEL}{axis}"
+    if label not in total:
+        known = [str(name) for name in total if str(name).startswith(LABEL)]
+        raise BadInput("axis", axis, f"the study has {', '.join(known) or 'no labels'}")
+    scenarios = ordered(total)
+    if len(scenarios) > 2:
+        raise BadInput("rows", f"{len(scenarios)} scenarios", "blame draws one or two; select those of interest")
+    is_control = total.reindex(columns=[f"{ENTRY_ROLE}{axis}"]).iloc[:, 0] == EntryRole.CONTROL.value
+    names = total[label][~is_control].unique().tolist()
+    figure = Figure(figsize=(PAGE, 0.8 + 0.28 * len(names)), layout="constrained")
+    axes, keys, dots = figure.add_subplot(), dict[str, Any](), list[Dot]()
+    for shift, scenario, shade in zip(
+        (-0.15, 0.15) if len(scenarios) > 1 else (0.0,), scenarios, (BLUE, VERMILION), strict=False
+    ):
+        own = of(total, scenario)
+        dots += [_dot(i + shift, replicates(own[own[label] == name], metric), shade, log=True) for i, name in enumerate(names)]
+        keys[scenario.title] = Line2D([], [], color=shade, marker="o", linestyle="none")
+        if (line := replicates(own[is_control[own.index]], metric)) is not None and line.estimate > 0:
+            look: dict[str, Any] = {"color": shade, "linewidth": 0.9, "linestyle": (0, (4, 2)), "zorder": 0}
+            keys[f"{scenario.title}, without the change"] = axes.axvline(line.estimate, **look)
+    draw_rows(axes, [str(name).replace("_", " ") for name in names], dots)
+    axes.set_xlabel(_axis_of(metric))
+    legend(figure, keys, 2, "outside upper center")
+    return figure
+
+
+_NARROW = 3.0  # a metric whose values differ by less than this factor has a linear axis
+_SIZE = (PAGE, 5.3)
+# Margins in place of a layout engine, which would draw the figure twice: it is drawn anew at every change of a widget.
+_MARGINS = {"left": 0.135, "right": 0.89, "top": 0.95, "bottom": 0.085, "hspace": 0.62, "wspace": 0.1}
+_TITLE: dict[str, Any] = {"y": 1.0}  # stated, since matplotlib measures all tick labels of an axes to find it
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two results beside each other.
+
+    Attributes:
+        title: the policy in words.
+        out: O of one head, `[rows, columns]`.
+        golden: exact attention on the same inputs.
+        rows: of the record, over all replicates.
+    """
+
+    title: str
+    out: Tensor
+    golden: Tensor
+    rows: Sequence[dict[str, Any]]
+
+    def errors(self, fmt: Format) -> pd.DataFrame:
+        """The error of every element in units of a format."""
+        return element_errors(self.out, self.golden, fmt)
+
+    def intervals(self, metric: str) -> list[Interval]:
+        """The figures of the comparisons with golden."""
+        return [one for *_, one in _both_errors(pd.DataFrame(self.rows), metric) if one is not None]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The limits of the axes, so that another picture can have the same.
+
+    Attributes:
+        error_u: where the colours end, in u.
+        error_ulp: where the histograms end, in ulp.
+        smallest: where the shares of the histograms begin.
+        metric: that of the last panel, whose axis goes from `low` to `high`.
+        logarithmic: whether that axis is.
+    """
+
+    error_u: float
+    error_ulp: float
+    smallest: float
+    metric: str
+    low: float
+    high: float
+    logarithmic: bool
+
+    def with_metric(self, other: Axis) -> Axis:
+        """A copy that has the metric of another picture, with its limits."""
+        return replace(self, metric=other.metric, low=other.low, high=other.high, logarithmic=other.logarithmic)
+
+
+def axes_for(sides: Sequence[Side], metric: str, fmt: Format) -> Axis:
+    """The axes that show what all sides have to show."""
+    tables = [side.errors(fmt) for side in sides]
+    u, ulp = (max(_end_of(errors[name].to_numpy()) for errors in tables) for name in ("error_u", "error_ulp"))
+    smallest = 0.5 / max(map(len, tables))
+    return Axis(u, max(1.0, ulp), smallest, metric, *_span([one for side in sides for one in side.intervals(metric)]))
+
+
+def _span(intervals: Sequence[Interval]) -> tuple[float, float, bool]:
+    """From where to where the axis of the metric goes, and whether it is better logarithmic."""
+    if not intervals:
+        return 0.0, 1.0, False
+    low, high = min(map(lowest, intervals)), max(map(highest, intervals))
+    if low > 0 and high > _NARROW * low:
+        return low / 1.3, high * 1.9, True
+    low = min(0.0, *(interval.low if math.isfinite(interval.low) else interval.estimate for interval in intervals))
+    margin = (max(0.0, high) - low) / 8 or 1.0
+    return low - margin if low < 0 else low, max(0.0, high) + margin, False
+
+
+def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis | None = None) -> Figure:
+    """Maps above, histograms below them, and one metric of both over all replicates.
+
+    Errors of both sides are in u and ulp of one format, so that the same place on an axis is the same error.
+
+    Args:
+        left: drawn on the left.
+        right: drawn on the right.
+        metric: of `Deviation`, in the last panel, where ulp and u are those of each side's own output.
+        fmt: in whose u and ulp errors of elements are.
+        axes: those of another picture; what both sides need, unless given.
+    """
+    axes = axes or axes_for((left, right), metric, fmt)
+    with styled():
+        figure = Figure(figsize=_SIZE)
+        spec = figure.add_gridspec(3, 2, height_ratios=(1.25, 1.1, 1.0), **_MARGINS)
+        image, names, dots = None, list[str](), list[Dot]()
+        for place, (where, side) in enumerate((("left", left), ("right", right))):
+            errors = side.errors(fmt)
+            above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
+            image = _map(above, errors, axes.error_u)
+            above.set_title(
+                side.title if len(side.title) <= 52 else f"{side.title[:51]}…", loc="left", fontweight="bold", **_TITLE
+            )
+            above.set_xlabel("row of O")
+            error = errors["error_ulp"].to_numpy()
+            _histogram(below, error, axes.error_ulp, axes.smallest)
+            below.set_title(_words_of(error, axes.error_ulp), loc="left", fontsize=7, color=GREY, **_TITLE)
+            below.set_xlabel(f"error in ulp of {fmt.name}; grey: ± ½ ulp")
+            below.locator_params(axis="x", nbins=5)
+            for own, words in ((above, "column of O"), (below, "share of elements")):
+                if place:
+                    own.yaxis.set_major_locator(NullLocator())
+                else:
+                    own.set_ylabel(words)
+            names += [f"{where}: {name}" for name in _SUBJECTS.values()]
+            dots += _dots_of(pd.DataFrame(side.rows), metric, place * len(_SUBJECTS))
+        beside = spec[0, 1].get_position(figure)
+        bar = figure.add_axes((beside.x1 + 0.015, beside.y0, 0.012, beside.height))
+        figure.colorbar(image, cax=bar, extend="both", label=f"error in u, {fmt.name}")
+        last = figure.add_subplot(spec[2, :])
+        draw_rows(last, names, dots, log=axes.logarithmic)
+        last.set_xlim(axes.low, axes.high)
+        last.xaxis.set_minor_locator(NullLocator())
+        if not axes.logarithmic:
+            last.ticklabel_format(axis="x", scilimits=(-3, 4))
+        last.axhline(len(_SUBJECTS) - 0.5, color=GREY, linewidth=0.5)
+        last.set_xlabel(_axis_of(metric))
+        last.legend(_KEYS.values(), _KEYS, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    return figure
+
+
+def picture(left: Side, right: Side, metric: str, fmt: Format, axes: Axis) -> bytes:
+    """The figure as PNG."""
+    return to_png(side_by_side(left, right, metric, fmt, axes))

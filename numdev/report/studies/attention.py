@@ -1,29 +1,33 @@
-"""Words for the parts of a study of attention, of either pass, and the findings with which a report on it begins."""
+"""Studies of attention, of either pass: words, the findings with which a report begins, and figures beside those in words."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from numdev.report.claims.evidence import DEVIATION, over_baseline, over_column
+from numdev.report.claims.evidence import DEVIATION, EVERY, over_baseline, over_column
 from numdev.report.claims.verdicts import Undecidable
-from numdev.report.figures.style import OUTPUT_COLOURS
+from numdev.report.figures.lines import draw_lines
+from numdev.report.figures.marks import Dot, draw_rows, in_u, legend, replicates, titled
+from numdev.report.figures.theme import BASELINE, GREY, PAGE, POLICY_COLOURS, TILED
 from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import PRIMARY, formats, of, ordered
+from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.reading.wording import Words
 from numdev.report.statistics import Interval, significant
 
-LENGTH, AREA = "problem.shape.keys", "tiling.area"
+LENGTH = "problem.shape.keys"
 SAME_INPUTS = "golden_same_inputs"
 FIG4_RATIO = 10.0
 """Golden et al. 2024, section IV.A, Figure 4: FlashAttention over the baseline at BF16, max difference from golden."""
-AROUND = 2.0  # "about ten times" is within this factor of ten
 SYMBOLS = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV", "delta": "delta"}
 """Symbols of the outputs."""
 GRADIENTS = ("dq", "dk", "dv")
-SHADES = OUTPUT_COLOURS
 _KIND = "problem.source.kind"
 _INPUTS = {
     "uniform": "U[0, 1)",
@@ -100,19 +104,7 @@ def of_output(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     own = rows[rows["output"] == name]
     if own.empty:
         raise Undecidable(f"nothing was measured of {SYMBOLS.get(name, name)}")
-    return own.assign(**{PRIMARY: True})
-
-
-def measured(rows: pd.DataFrame) -> list[str]:
-    """The gradients that were measured."""
-    outputs = set(rows["output"].unique())
-    return [name for name in GRADIENTS if name in outputs]
-
-
-def narrowest(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows at BF16, or at the narrowest format: those of which a claim speaks."""
-    names = formats(rows)
-    return rows[rows["format"] == ("bf16" if "bf16" in names else names[0])]
+    return own.assign(primary=True)
 
 
 def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
@@ -173,6 +165,32 @@ def _dependence(rows: pd.DataFrame) -> tuple[str, str]:
         f"{inputs(main)}{elsewhere}."
     )
     return "What the tenfold ratio depends on", sentence
+
+
+def draw_rescales(rows: pd.DataFrame, **options: Any) -> Figure:
+    """The difference over `tiles`, the number of tiles of keys, which is one more than that of rescales."""
+    return draw_lines(rows.assign(tiles=np.ceil(rows[LENGTH] / rows["variant.tiling.bc"])), x="tiles", **options)
+
+
+def draw_total(rows: pd.DataFrame) -> Figure:
+    """Total beside arithmetic error of tiled attention and of its baseline, RMSE, at the narrowest format: a row per scenario."""
+    fmt, scenarios, dots = formats(rows)[0], ordered(rows), list[Dot]()
+    own = in_u(rows[rows["format"] == fmt], (EVERY,))
+    for place, scenario in enumerate(scenarios):
+        for subject, shift in (("variant", -0.18), ("baseline", 0.18)):
+            for reference, look in (("golden", {}), (SAME_INPUTS, {"markerfacecolor": "none", "markersize": 6})):
+                here = compared(of(own, scenario), subject, reference)
+                policy = str(here["policy"].iloc[0]) if len(here) else ""
+                shade = BASELINE if subject == "baseline" else POLICY_COLOURS.get(policy, GREY)
+                dots.append(Dot(place + shift, replicates(here, EVERY), shade, absent="", look=look, name=subject))
+    figure = Figure(figsize=(PAGE, 0.8 + 0.3 * len(scenarios)), layout="constrained")
+    axes = figure.add_subplot()
+    draw_rows(axes, [titled(scenario) for scenario in scenarios], dots, room=0.0)
+    text = f"RMSE from golden at {fmt.upper()}, in u of F; open: arithmetic error, golden on the same rounded inputs"
+    figure.supxlabel(text, fontsize=8)
+    shades = {"every step in F": TILED, "FP32 inside": POLICY_COLOURS["kernel"], "baseline": BASELINE}
+    legend(figure, {text: Line2D([], [], color=shade, marker="o", linestyle="") for text, shade in shades.items()}, 3)
+    return figure
 
 
 WORDS = Words(

@@ -1,4 +1,4 @@
-"""Figures with a row for each kernel, policy or method.
+"""Studies with a row for each kernel, policy or method.
 
 They show which precision policy kernels follow, what the emulation predicts of them, whether tiled attention is better than the
 baseline, and FlashAttention-3's Table 3.
@@ -6,27 +6,32 @@ baseline, and FlashAttention-3's Table 3.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from numdev.report.claims.evidence import DEVIATION, EVERY, mean_of, over, over_baseline, per_replicate, select, the_entry
+from numdev.report.claims.evidence import (
+    DEVIATION,
+    EVERY,
+    mean_of,
+    over,
+    over_baseline,
+    per_replicate,
+    select,
+    the_entry,
+)
 from numdev.report.claims.verdicts import ABOVE, Evidence, Question, Region, Undecidable, Verdict, about
-from numdev.report.figures.grid import highest, name_steps, replicates
-from numdev.report.figures.labels import WHITE
-from numdev.report.figures.style import BLACK, FP32_INSIDE, GREY, PAGE, PALE, TILED, colour
+from numdev.report.figures.marks import Dot, draw_rows, highest, legend, measured, replicates, rows_by_scenario
+from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED, colour
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR, formats, of, ordered
 from numdev.report.statistics import Interval, ratio, significant, typical
-from numdev.report.studies.attention import FIG4_RATIO, GRADIENTS, SAME_INPUTS, SHADES, SYMBOLS, measured, of_output
-from numdev.report.studies.marks import BESIDE, DASHED, bar, lay_rows, legend, scenario_panels, words_in_row
-from numdev.report.studies.marks import measured as value_of
+from numdev.report.studies.attention import FIG4_RATIO, SAME_INPUTS, SYMBOLS, of_output
 from numdev.results.manifest import EntryRole
 
 KERNEL, ROLE = f"{LABEL}kernel", f"{ENTRY_ROLE}kernel"
@@ -41,14 +46,6 @@ def kernels(rows: pd.DataFrame) -> dict[str, EntryRole]:
     return {str(name): EntryRole.SUBJECT if pd.isna(role) else EntryRole(role) for name, role in own.itertuples(index=False)}
 
 
-def _subjects(rows: pd.DataFrame) -> list[str]:
-    """The kernels of which the claims speak."""
-    names = [name for name, role in kernels(rows).items() if role is EntryRole.SUBJECT]
-    if not names:
-        raise Undecidable("no kernel could be measured here")
-    return names
-
-
 def _readable(name: str) -> str:
     return name.replace("_", " ")
 
@@ -61,18 +58,12 @@ def draw_kernels(rows: pd.DataFrame) -> Figure:
     def of_kernel(own: pd.DataFrame, name: str) -> Interval | None:
         return replicates(select(own, "variant", "golden", **{KERNEL: name}), EVERY)
 
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
+    def dots(own: pd.DataFrame) -> Iterator[Dot]:
         for place, (name, role) in enumerate(names.items()):
-            value = value_of(of_kernel, own, name)
-            if value is None:
-                words_in_row(axes, place, "not measured", GREY)
-                continue
-            bar(axes, place, value, _SHADES[role], marker="D" if role in policy else "o")
-            if role in policy:
-                axes.axvline(value.estimate, color=_SHADES[role], linestyle="--", linewidth=0.6, zorder=0)
+            yield Dot(place, measured(of_kernel, own, name), _SHADES[role], look={"marker": "D" if role in policy else "o"})
 
     shown = [policy.get(role, _readable(name)) for name, role in names.items()]
-    return scenario_panels(rows, shown, draw, "RMSE of O from golden, absolute")
+    return rows_by_scenario(rows, shown, dots, "RMSE of O from golden, absolute (diamonds: emulated policies)", room=0.0)
 
 
 _MOST = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted
@@ -122,113 +113,73 @@ class Agreement:
         return f"{first}, {significant(self.largest)}, {self.size.text()}" if whole else first
 
 
-def weigh_validate(rows: pd.DataFrame) -> Evidence:
-    """For every kernel most of the arithmetic error is predicted element by element, and the size of the total error is."""
-    control = Agreement.of(rows, the_entry(rows, "kernel", EntryRole.CONTROL))
-    each = {name: Agreement.of(rows, name) for name in _subjects(rows)}
-    listed = "; ".join(f"{_readable(name)} {one.text(whole=True)}" for name, one in each.items())
-    sentence = (
-        "Distance from the emulation over the emulation's own error, share of elements that are equal, largest distance in "
-        f"u max |r|, error over the emulation's: {listed}. "
-        f"Exact attention, rounded once, is at a distance of {control.distance.text()}."
-    )
-    return Evidence(
-        _not_predicted(len(each), each.values()), sentence, tuple(q for one in each.values() for q in one.questions(control))
-    )
-
-
-def weigh_validate_backward(rows: pd.DataFrame) -> Evidence:
-    """Of every kernel most of the arithmetic error of dq, dk and dv is predicted element by element, and its size is."""
-    control = the_entry(rows, "kernel", EntryRole.CONTROL)
-    of_gradient = {output: of_output(rows, output) for output in GRADIENTS}
-    exact = {output: Agreement.of(own, control) for output, own in of_gradient.items()}
-    each = {name: {output: Agreement.of(own, name) for output, own in of_gradient.items()} for name in _subjects(rows)}
+def weigh_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Evidence:
+    """Of every kernel most of the arithmetic error of each output is predicted element by element, and the size of the total."""
+    control, several = the_entry(rows, "kernel", EntryRole.CONTROL), bool(outputs)
+    of_each = {SYMBOLS[name]: of_output(rows, name) for name in outputs} or {"": rows}
+    exact = {output: Agreement.of(own, control) for output, own in of_each.items()}
+    names = [name for name, role in kernels(rows).items() if role is EntryRole.SUBJECT]
+    if not names:
+        raise Undecidable("no kernel could be measured here")
+    each = {name: {output: Agreement.of(own, name) for output, own in of_each.items()} for name in names}
 
     def listed(own: dict[str, Agreement]) -> str:
-        return ", ".join(f"{SYMBOLS[output]} {one.text(whole=False)}" for output, one in own.items())
+        return ", ".join(f"{output} {one.text(whole=not several)}".strip() for output, one in own.items())
 
-    sentence = (
+    what = (
         "For each gradient the distance from the emulation over the emulation's own error, and the share of elements that are "
-        f"equal: {'; '.join(f'{_readable(name)} {listed(own)}' for name, own in each.items())}. "
-        f"Exact gradients, rounded once, are at {listed(exact)}."
+        "equal"
+        if several
+        else "Distance from the emulation over the emulation's own error, share of elements that are equal, largest distance in "
+        "u max |r|, error over the emulation's"
     )
-    questions = [q for own in each.values() for output, one in own.items() for q in one.questions(exact[output])]
-    return Evidence(_not_predicted(len(each), [one for own in each.values() for one in own.values()]), sentence, tuple(questions))
+    rounded = f"gradients, rounded once, are at {listed(exact)}" if several else ""
+    rounded = rounded or f"attention, rounded once, is at a distance of {exact[''].distance.text()}"
+    sentence = f"{what}: {'; '.join(f'{_readable(name)} {listed(own)}' for name, own in each.items())}. Exact {rounded}."
+    worst = max((one.distance for own in each.values() for one in own.values()), key=lambda distance: distance.estimate)
+    kernel = f"{len(each)} kernel{'s' * (len(each) != 1)}"
+    questions = tuple(q for own in each.values() for output, one in own.items() for q in one.questions(exact[output]))
+    return Evidence(f"{kernel}, at most {significant(worst.estimate)} of the error not predicted", sentence, questions)
 
 
-def _not_predicted(count: int, each: Any) -> str:
-    worst = max(each, key=lambda one: one.distance.estimate).distance
-    return f"{count} kernel{'s' * (count != 1)}, at most {significant(worst.estimate)} of the error not predicted"
-
-
-_SHOWN = 1e-3  # what is smaller is told in words: one element that differs would stretch the axis over many decades
 _MARKERS = ("o", "s", "^", "D")  # of formats, the narrowest first
-_APART = "RMSE between kernel and emulation over that of the emulation from golden"
+_SHOWN = 1e-3  # what is smaller is told in words: one element that differs would stretch the axis over many decades
 
 
-def _draw_agreement(rows: pd.DataFrame, mark: Any, row: float) -> Figure:
-    """A panel per scenario with what `mark` draws of each kernel; left of 1 its error is predicted, 0 is bit-equal."""
-    names = kernels(rows)
+def draw_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Figure:
+    """RMSE between kernel and emulation over the emulation's own arithmetic error, for each format and output.
 
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
+    Left of 1 its error is predicted, 0 is bit-equal.
+    """
+    names, fmts = kernels(rows), formats(rows)
+    lines = [name for name in outputs if (rows["output"] == name).any()] or [""]
+
+    def dots(panel: pd.DataFrame) -> Iterator[Dot]:
         for place, (name, role) in enumerate(names.items()):
-            mark(axes, own[own[KERNEL] == name], place, name, role)
-        axes.axvline(1, color=GREY, linewidth=0.6)
-        axes.axvline(_MOST, color=GREY, linestyle="--", linewidth=0.6)
+            for i, output in enumerate(lines):
+                for j, fmt in enumerate(fmts):
+                    try:
+                        own = of_output(panel, output) if output else panel
+                        one = Agreement.of(own[own["format"] == fmt], name)
+                    except Undecidable:
+                        continue
+                    shade = OUTPUT_COLOURS[output] if output else GREY if role is EntryRole.CONTROL else colour(fmt)
+                    at = place + 0.26 * (i - (len(lines) - 1) / 2) + (0.08 if output else 0.42) * (j - (len(fmts) - 1) / 2)
+                    is_small = one.distance.estimate < _SHOWN
+                    words = "bit-equal" if one.distance.estimate == 0 else f"below {_SHOWN}"
+                    text = "" if output else f"{100 * one.equal.estimate:.1f} %"
+                    look = {"marker": _MARKERS[j % 4] if output else "o", "markersize": 3 if output else 3.5}
+                    yield Dot(at, None if is_small else one.distance, shade, text, words, look, f"{output} {fmt}".strip())
 
     shown = ["control: exact" if role is EntryRole.CONTROL else _readable(name) for name, role in names.items()]
-    return scenario_panels(rows, shown, draw, _APART, row)
-
-
-def _agreement(rows: pd.DataFrame, name: str) -> Agreement | None:
-    try:
-        return Agreement.of(rows, name)
-    except Undecidable:
-        return None
-
-
-def draw_validate(rows: pd.DataFrame) -> Figure:
-    """RMSE between kernel and emulation over the emulation's own arithmetic error, for each format."""
-    names = formats(rows)
-
-    def mark(axes: Axes, own: pd.DataFrame, place: float, name: str, role: EntryRole) -> None:
-        for i, fmt in enumerate(names):
-            one = _agreement(own[own["format"] == fmt], name)
-            shade, at = GREY if role is EntryRole.CONTROL else colour(fmt), place + 0.42 * (i - (len(names) - 1) / 2)
-            if one is not None and one.distance.estimate > 0:
-                bar(axes, at, one.distance, shade, f"{100 * one.equal.estimate:.1f} %")
-            elif one is not None:
-                words_in_row(axes, at, "bit-equal", shade)
-
-    figure = _draw_agreement(rows, mark, 0.36)
-    keys = {
-        f"{fmt}, with the share of equal elements": Line2D([], [], color=colour(fmt), marker="o", linestyle="") for fmt in names
-    }
-    legend(figure, keys, 2)
-    return figure
-
-
-def draw_validate_backward(rows: pd.DataFrame) -> Figure:
-    """RMSE between kernel and emulation over the emulation's own arithmetic error, a line for each gradient of each kernel."""
-    names, outputs = formats(rows), measured(rows)
-    markers = {fmt: _MARKERS[i % len(_MARKERS)] for i, fmt in enumerate(names)}
-
-    def mark(axes: Axes, own: pd.DataFrame, place: float, name: str, role: EntryRole) -> None:
-        for row, output in enumerate(outputs):
-            here = own[own["output"] == output]
-            for i, fmt in enumerate(names if len(here) else ()):
-                at = place + 0.26 * (row - (len(outputs) - 1) / 2) + 0.08 * (i - (len(names) - 1) / 2)
-                one = _agreement(of_output(here, output)[here["format"] == fmt], name)
-                if one is not None and one.distance.estimate < _SHOWN:
-                    words_in_row(axes, at, f"below {_SHOWN}" if one.distance.estimate > 0 else "bit-equal", SHADES[output])
-                elif one is not None:
-                    bar(axes, at, one.distance, SHADES[output], marker=markers[fmt], markersize=3)
-
-    figure = _draw_agreement(rows, mark, 0.42)
-    keys = {SYMBOLS[output]: Line2D([], [], color=SHADES[output], linewidth=2) for output in outputs}
-    keys |= {fmt: Line2D([], [], color=GREY, marker=marker, linestyle="") for fmt, marker in markers.items()}
-    legend(figure, keys, len(keys))
-    return figure
+    text = "RMSE between kernel and emulation over that of the emulation from golden"
+    marks: Any = {"linestyle": "", "marker": "o"}
+    keys = {SYMBOLS[name]: Line2D([], [], color=OUTPUT_COLOURS[name], **marks) for name in outputs if name in lines}
+    if outputs:
+        keys |= {fmt: Line2D([], [], color=GREY, **marks | {"marker": _MARKERS[j % 4]}) for j, fmt in enumerate(fmts)}
+    else:
+        keys = {f"{fmt}, with the share of equal elements": Line2D([], [], color=colour(fmt), **marks) for fmt in fmts}
+    return rows_by_scenario(rows, shown, dots, text, keys=keys, row=0.42, at={1: "", _MOST: ""})
 
 
 _FA3_RATIO = 1.0 / 1.7
@@ -238,43 +189,27 @@ _POLICIES = {"uniform": ("every step in F", TILED), "kernel": ("FP32 inside", FP
 
 def draw_sign(rows: pd.DataFrame) -> Figure:
     """The variant's deviation from golden over the baseline's, by precision policy: right of 1 is worse."""
-    lines: list[tuple[str, str, Interval, Interval]] = []
+    names, dots = list[str](), list[Dot]()
     for scenario in ordered(rows):
         here = of(rows, scenario)
         for fmt in formats(here):
             for policy, (words, shade) in _POLICIES.items():
                 own = here[(here["format"] == fmt) & (here["policy"] == policy)]
-                largest, root = (value_of(over_baseline, own, metric) for metric in (DEVIATION, EVERY))
-                if largest is not None and root is not None:
-                    lines.append((f"{scenario.title}: {fmt}, {words}", shade, largest, root))
-    figure = Figure(figsize=(PAGE, 1.1 + 0.26 * max(len(lines), 1)), layout="constrained")
+                largest, root = (measured(over_baseline, own, metric) for metric in (DEVIATION, EVERY))
+                if largest is None or root is None:
+                    continue
+                text = significant(largest.estimate)
+                dots.append(Dot(len(names) - 0.15, largest, shade, text, name="max difference"))
+                dots.append(Dot(len(names) + 0.15, root, shade, look={"markerfacecolor": "white"}, name="RMSE"))
+                names.append(f"{scenario.title}: {fmt}, {words}")
+    figure = Figure(figsize=(PAGE, 1.1 + 0.26 * max(len(names), 1)), layout="constrained")
     axes = figure.add_subplot()
-    for place, (_, shade, largest, root) in enumerate(lines):
-        bar(axes, place - 0.15, largest, shade)
-        bar(axes, place + 0.15, root, shade, markerfacecolor="white")
-        right = max(highest(largest), highest(root))
-        axes.annotate(significant(largest.estimate), (right, place), (5, 0), bbox=WHITE, color=shade, **BESIDE)
-    values = [end for *_, largest, root in lines for value in (largest, root) for end in _ends(value)] + [FIG4_RATIO, _FA3_RATIO]
-    axes.set_xscale("log")
-    axes.set_xlim(min(values) / 1.3, max(values) * 1.8)
-    name_steps(axes.xaxis)
-    lay_rows(axes, [text for text, *_ in lines], (-0.6, 1.2))
-    axes.grid(visible=False)
-    axes.set_xlabel("deviation of tiled attention from golden / that of the baseline\n(filled: max difference, open: RMSE)")
-    axes.axvline(1, color=BLACK, linewidth=0.8)
-    look = BESIDE | {"va": "bottom", "xycoords": axes.get_xaxis_transform()}
-    for value, text in ((FIG4_RATIO, "Golden et al.: 10"), (_FA3_RATIO, "FlashAttention-3: 1/1.7")):
-        axes.axvline(value, **DASHED)
-        axes.annotate(text, (value, 1), (0, 3), ha="center", color=GREY, **look)
-    for text, side, shift in (("← better than the baseline", "right", -6), ("worse than the baseline →", "left", 6)):
-        axes.annotate(text, (1, 0), (shift, 3), ha=side, bbox=WHITE, color=BLACK, **look)
+    papers = {FIG4_RATIO: "Golden et al.: 10", _FA3_RATIO: "FlashAttention-3: 1/1.7"}
+    draw_rows(axes, names, dots, at={**papers, 1: ""}, room=0.1)
+    axes.set_xlabel(
+        "deviation of tiled attention from golden / that of the baseline\n(filled: max difference, open: RMSE; right of 1: worse)"
+    )
     return figure
-
-
-def _ends(value: Interval) -> tuple[float, float]:
-    """The drawn ends of an interval: at most a factor 5 to each side, so that a wide one does not dwarf the others."""
-    low, high = (end if math.isfinite(end) else value.estimate for end in (value.low, value.high))
-    return max(low, value.estimate / 5), min(high, value.estimate * 5)
 
 
 FA3_RMSE = {
@@ -321,25 +256,17 @@ def _rmse(rows: pd.DataFrame, method: str) -> pd.DataFrame:
 def draw_table3(rows: pd.DataFrame) -> Figure:
     """RMSE against FP64 of each method with its 95 % interval, the published figure, and a factor 1.5 around that."""
     figure = Figure(figsize=(PAGE * 0.75, 2.6), layout="constrained")
-    axes = figure.add_subplot()
+    axes, dots = figure.add_subplot(), list[Dot]()
     look: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "color": GREY, "linestyle": "", "markersize": 5}
     for place, (name, published) in enumerate(FA3_RMSE.items()):
         axes.barh(place, published * _FACTOR - published / _FACTOR, 0.6, left=published / _FACTOR, color=PALE, zorder=0)
-        axes.plot(published, place, **look)
-        value = value_of(lambda method: typical(*(_rmse(rows, method)[column].tolist() for column in ("value", "cluster"))), name)
-        if value is None:
-            axes.annotate("not measured", (published, place), (8, 0), color=GREY, **BESIDE)
-            continue
-        bar(axes, place, value, TILED, markersize=4.5)
-        right = max(highest(value), published * _FACTOR)
-        axes.annotate(significant(value.estimate), (right, place), (6, 0), color=TILED, **BESIDE)
+        axes.plot(published, place, label="published", **look)
+        value = measured(lambda method: typical(*(_rmse(rows, method)[column].tolist() for column in ("value", "cluster"))), name)
+        dots.append(Dot(place, value, TILED, "" if value is None else significant(value.estimate), name="measured"))
+    draw_rows(axes, list(FA3_RMSE), dots)
+    known = [highest(dot.value) for dot in dots if dot.value is not None]
+    axes.set_xlim(min(FA3_RMSE.values()) / 3, 3 * max(*known, *FA3_RMSE.values()))
     keys = {"measured, 95 % interval": Line2D([], [], color=TILED, marker="o"), "published": Line2D([], [], **look)}
     legend(figure, keys | {"published ×/÷ 1.5": Patch(color=PALE)}, 3)
-    axes.set_xscale("log")
-    axes.set_xlim(axes.dataLim.x0 / 1.4, axes.dataLim.x1 * 3)  # room for the figures on the right
-    axes.set_yticks(range(len(FA3_RMSE)), list(FA3_RMSE))
-    axes.invert_yaxis()
-    axes.grid(visible=True, axis="x")
-    axes.grid(visible=False, axis="y")
     axes.set_xlabel("RMSE of O against FP64, absolute")
     return figure

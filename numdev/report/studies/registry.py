@@ -18,8 +18,7 @@ import yaml
 import numdev
 from numdev.report.claims.evidence import claim_of
 from numdev.report.claims.verdicts import Claim
-from numdev.report.figures.plot import Plot
-from numdev.report.figures.sweep import plot_of
+from numdev.report.figures.plot import Plot, plot_of
 from numdev.report.reading.frames import RUN, TRAINING, Results
 from numdev.report.reading.scenarios import TITLE
 from numdev.report.reading.wording import PLAIN, Words, wording_of_study
@@ -101,12 +100,26 @@ def _call(function: str, /, *arguments: Any, **options: Any) -> Any:
     return resolve_name(function)(*arguments, **options)
 
 
+def _is_there(function: str) -> bool:
+    """Whether there is a function `module:name`; the manifest of an earlier version may name one that has gone."""
+    try:
+        return callable(resolve_name(function))
+    except (ImportError, AttributeError):
+        return False
+
+
 def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
     """The figures that a study's file, or its manifest, says how to draw, by name."""
-    return {name: _plot(**own) for name, own in (fields.get("figures") or {}).items()}
+    return {name: _plot(name, **own) for name, own in (fields.get("figures") or {}).items()}
+
+
+def _draw(name: str, function: str, options: Mapping[str, Any], rows: pd.DataFrame) -> Any:
+    shipped = FIGURES.get(name)
+    return _call(function, rows, **options) if shipped is None or _is_there(function) else shipped.draw(rows)
 
 
 def _plot(
+    name: str,
     draw: str,
     about: str,
     options: Mapping[str, Any] | None = None,
@@ -115,7 +128,7 @@ def _plot(
     table: str = "",
     files: Iterable[str] = (),
 ) -> Plot:
-    return Plot(partial(_call, draw, **(options or {})), about, tuple(needs), title, table, tuple(files))
+    return Plot(partial(_draw, name, draw, options or {}), about, tuple(needs), title, table, tuple(files))
 
 
 def _shipped() -> list[Chapter]:
@@ -152,6 +165,7 @@ def _own_claims(results: Results, study: str) -> dict[str, Claim]:
     return {
         name: claim_of(name, replace(own, figure=own.figure or figure), words, _table(results, own.column), names)
         for name, own in statements.items()
+        if name not in CLAIMS or not own.judge or _is_there(own.judge)
     }
 
 

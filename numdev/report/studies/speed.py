@@ -13,15 +13,13 @@ from matplotlib.lines import Line2D
 
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.measurement.speed.columns import derived
-from numdev.report.figures.grid import at_least_a_decade, log_y, plain_ticks
-from numdev.report.figures.labels import Name, name_points
+from numdev.report.figures.marks import at_least_a_decade, legend, log_y, plain_ticks
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.style import BLACK, GREY, PAGE, SERIES, SMALL
+from numdev.report.figures.theme import BLACK, GREY, PAGE, SERIES, SMALL
 from numdev.report.reading.frames import COMPARISON, Results
 from numdev.report.statistics import significant
 from numdev.report.studies.attention import LENGTH as N
 from numdev.report.studies.kernels import KERNEL, ROLE
-from numdev.report.studies.marks import legend
 from numdev.results.manifest import EntryRole
 
 NAME = "series"  # the column that says what is measured
@@ -235,7 +233,6 @@ def memory(rows: pd.DataFrame) -> Figure:
 
 def tradeoff(rows: pd.DataFrame) -> Figure:
     """RMSE from golden over speed, a point for each attention, at the greatest N that all of a panel have."""
-    names: dict[Axes, list[Name]] = {}
     seen = looks(rows)
     inside = _WORDS | {"xycoords": "axes fraction"}
 
@@ -248,18 +245,14 @@ def tradeoff(rows: pd.DataFrame) -> Figure:
         if len(inexact) < len(middle):
             words = f"{len(middle) - len(inexact)} without a deviation"
             axes.annotate(words, (0, 0), (2, 2), ha="left", va="bottom", **inside)
-        names[axes] = [(x, y, str(name), seen[str(name)][0]) for name, (x, y) in inexact.iterrows()]
-        for x, y, name, shade in names[axes]:
-            axes.plot(x, y, marker=seen[name][1], color=shade, linestyle="", markersize=5)
+        for name, (x, y) in inexact.iterrows():
+            shade, marker = seen[str(name)]
+            axes.plot(x, y, marker=marker, color=shade, linestyle="", markersize=5, label=str(name))
         axes.margins(x=0.2)
         low, high = (inexact["rmse"].min() / 1.5, inexact["rmse"].max() * 1.5) if len(inexact) else (0.1, 1.0)
         log_y(axes, *at_least_a_decade(low, high))
 
-    figure = _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
-    figure.draw_without_rendering()
-    for axes, own in names.items():
-        name_points(axes, own)
-    return figure
+    return _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
 
 
 SPEED_FIGURES: dict[str, Plot] = {
@@ -276,7 +269,7 @@ SPEED_FIGURES: dict[str, Plot] = {
     ),
     "tradeoff": Plot(
         tradeoff,
-        "One point per attention, with its name: its RMSE from golden on a log axis of a decade or more over its speed, at "
+        "One point per attention: its RMSE from golden on a log axis of a decade or more over its speed, at "
         "the greatest sequence length.",
         title="Deviation from golden over speed",
     ),
@@ -306,9 +299,8 @@ def _panels(
             plain_ticks(axes, own[N].unique().astype(float).tolist())
     for axes in grid.flat[len(groups) :]:
         axes.remove()
-    if over_n:
-        keys = {name: Line2D([], [], color=shade, marker=marker) for name, (shade, marker) in looks(rows).items()}
-        legend(figure, keys, min(len(keys), 2 * across + 1), "outside upper center")
+    keys = {name: Line2D([], [], color=shade, marker=marker) for name, (shade, marker) in looks(rows).items()}
+    legend(figure, keys, min(len(keys), 2 * across + 1), "outside upper center")
     figure.supxlabel(texts[0], fontsize=8)
     figure.supylabel(texts[1], fontsize=8)
     return figure
@@ -322,7 +314,7 @@ def _lines(axes: Axes, own: pd.DataFrame, column: str, seen: Looks) -> None:
         if column in ("tflops", "bandwidth"):  # in proportion to 1 / latency
             high, low = value * table["latency"] / table["latency_low"], value * table["latency"] / table["latency_high"]
             spread = [value - low, high - value]
-        axes.errorbar(table.index, value, yerr=spread, color=shade, marker=marker, capsize=1.5)
+        axes.errorbar(table.index, value, yerr=spread, color=shade, marker=marker, capsize=1.5, label=str(name))
 
 
 def _guide(axes: Axes, own: pd.DataFrame) -> None:

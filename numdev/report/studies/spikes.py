@@ -28,12 +28,11 @@ from matplotlib.figure import Figure
 from scipy.stats import median_abs_deviation
 
 from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
-from numdev.report.figures.grid import log_y
-from numdev.report.figures.style import GREY, PAGE, TILED
+from numdev.report.figures.marks import log_y, no_figure
+from numdev.report.figures.theme import GREY, PAGE, TILED
 from numdev.report.reading.frames import WATCH, Results
 from numdev.report.reading.scenarios import LABEL, SCENARIO
 from numdev.report.statistics import Floats, Interval, mean, ratio, significant, typical
-from numdev.report.studies.marks import no_figure
 
 WINDOW, FACTOR = 40, 7.0
 _NORMAL = 1.4826  # 1 / 0.6745, the upper quartile of the standard normal distribution

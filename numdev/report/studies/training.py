@@ -1,4 +1,4 @@
-"""Training runs beside their references: in what each differs, how far its weights go, and what claims on them weigh.
+"""Training runs beside their references: in what each differs, how far its weights go, claims on them, and Figures 7 and 8.
 
 Every difference is that of a run from its reference, of all weights together, by replicate. What claims compare is the difference
 at the last step, by the Wasserstein distance as in the source, unless they say otherwise.
@@ -11,10 +11,18 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import matplotlib.image as images
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import (
@@ -30,7 +38,8 @@ from numdev.report.claims.verdicts import (
     Undecidable,
     Verdict,
 )
-from numdev.report.figures.style import BLACK, CHANGE_COLOURS, GREY, TILED
+from numdev.report.figures.marks import Dot, draw_rows, legend, log_y, measured, name_ends, no_figure, scientific, titled
+from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
 from numdev.report.reading.wording import Words
@@ -569,3 +578,188 @@ WORDS = Words(
         ("is it the same run? (largest difference)", "is 0", "is not 0"),
     ),
 )
+
+_STYLES = ("-", "--", ":", "-.")
+_TITLES = {LARGEST: "Max difference of one weight", WASSERSTEIN: "Wasserstein distance", SIZE: "Relative norm"}
+_TITLE: dict[str, Any] = {"loc": "left", "fontweight": "bold", "fontsize": 8}
+
+Drawn = Sequence[tuple[Rung, Mapping[str, Any]]]
+
+
+def draw_weights(rows: pd.DataFrame) -> Figure:
+    """Max difference and Wasserstein distance from baseline attention over the steps, a line for each kernel."""
+    scenarios = ordered(rows)
+    figure = Figure(figsize=(PAGE, 0.75 + 2.35 * len(scenarios)), layout="constrained")
+    grid: Any = figure.subplots(len(scenarios), 2, squeeze=False)
+    looks: dict[str, dict[str, Any]] = {}
+    for pair, scenario in zip(grid, scenarios, strict=True):
+        own = [rung for rung in rungs(of(rows, scenario)) if rung.group in (Group.FLASH, Group.ULP)]
+        for rung in own:  # controls are black and have no markers
+            place, marker = len(looks), "os^vD"[len(looks) % 5] if rung.group is Group.FLASH else ""
+            looks.setdefault(rung.name, {"color": rung.group.shade, "linestyle": _STYLES[place % 4], "marker": marker})
+        for axes, metric in zip(pair, (LARGEST, WASSERSTEIN), strict=True):
+            axes.set_title(f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], **_TITLE)
+            _over_steps(axes, [(rung, looks[rung.name]) for rung in own], metric)
+            _exponents(axes, [(rung, looks[rung.name]) for rung in own], metric)
+    legend(
+        figure, {name: Line2D([], [], **look) for name, look in looks.items()}, min(len(looks), 3) or 1, "outside upper center"
+    )
+    figure.supxlabel("training steps", fontsize=8)
+    figure.supylabel("difference from the weights of baseline attention", fontsize=8)
+    return figure
+
+
+def _over_steps(axes: Axes, drawn: Drawn, metric: str, *, logarithmic: bool = True) -> None:
+    """Median lines, and bands from the least to the greatest replicate, on log axes or on linear ones."""
+    ends: list[float] = []
+    for rung, look in drawn:
+        curve = rung.curve(metric)
+        if len(curve):
+            axes.plot(curve.index, curve["median"], markersize=2.5, label=rung.name, **look)
+            low = curve["min"].where(curve["min"] > 0, curve["median"])
+            axes.fill_between(curve.index, low, curve["max"], color=look["color"], alpha=0.2, linewidth=0)
+            ends += [float(low.min()), float(curve["max"].max())]
+    axes.set_xscale("log" if logarithmic else "linear")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    if ends and not logarithmic:
+        axes.set_ylim(0, max(ends) * 1.05)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value) if value else "0"))
+    elif ends:
+        log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
+    else:
+        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=SMALL)
+        axes.set_yticks([])
+
+
+def _exponents(axes: Axes, drawn: Drawn, metric: str) -> None:
+    """The power of the step behind the end of each line."""
+    steps = [step for rung, _ in drawn for step in rung.steps()]
+    ends = []
+    for rung, look in drawn:
+        if len(curve := rung.curve(metric)):
+            power = rung.exponent(metric).estimate
+            words = f"$\\propto t^{{{significant(power)}}}$" if math.isfinite(power) else ""
+            ends.append((max(steps), float(curve["median"].iloc[-1]), words, look["color"]))
+    if ends:
+        axes.set_xlim(min(steps) / 1.2, max(steps) * (max(steps) / min(steps)) ** 0.3)
+        name_ends(axes, ends, 0.07, fontsize=8)
+
+
+def draw_ladder(rows: pd.DataFrame) -> Figure:
+    """Every rung over the steps by three metrics; below, its difference at the last step, and how fast that grows."""
+    blocks = [(scenario, rungs(of(rows, scenario))) for scenario in ordered(rows)]
+    tall = [2.1, *(0.85 + 0.19 * len(every) for _, every in blocks)]  # the first alone has lines: a figure keeps to a page
+    figure = Figure(figsize=(PAGE, 0.6 + sum(tall)), layout="constrained")
+    parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall)
+    seen, drawn = list[Group](), []
+    for rung in blocks[0][1] if blocks else ():  # rungs of a group share a colour and differ in style
+        drawn.append((rung, {"color": rung.group.shade, "linestyle": _STYLES[seen.count(rung.group) % 4]}))
+        seen.append(rung.group)
+    metrics = (WASSERSTEIN, LARGEST, SIZE)
+    for axes, metric in zip(parts[0].subplots(1, 3, width_ratios=[2, 1, 1]), metrics, strict=True):
+        axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), **_TITLE)
+        _over_steps(axes, drawn, metric, logarithmic=metric != WASSERSTEIN)
+        axes.set_xlabel("training steps")
+    for part, (scenario, every) in zip(parts[1:], blocks, strict=True):
+        if len(blocks) > 1:
+            part.suptitle(titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
+        _last(part, every)
+    groups = dict.fromkeys(rung.group for _, every in blocks for rung in every if rung.group is not Group.SHAM)
+    keys: dict[str, Any] = {group.words: Line2D([], [], color=group.shade, linewidth=2) for group in groups}
+    if any(_band(every) for _, every in blocks):
+        keys["2 to 5 times below FP16, the paper's range"] = Patch(color=PALE)
+    legend(figure, keys, 3, "outside upper center")
+    return figure
+
+
+def _last(part: Any, every: Sequence[Rung]) -> None:
+    """A row per rung of a scenario: its difference at the last step, and its growth per step."""
+    last, rate = part.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    ends = [(rung, measured(rung.end_of), _zeros(rung)) for rung in every]
+    rates = [(rung, measured(mean, rung.rates().tolist()), "") for rung in every]
+    for axes, values, zero, band in ((last, ends, "exactly 0", _band(every)), (rate, rates, "does not grow", None)):
+        dots = [
+            Dot(
+                place,
+                value,
+                rung.group.shade,
+                "" if value is None else scientific(value.estimate) + note,
+                "stopped early" if value is None else zero,
+                name=rung.name,
+            )
+            for place, (rung, value, note) in enumerate(values)
+        ]
+        draw_rows(axes, [rung.name for rung in every], dots, band=band, room=0.3)
+    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", **_TITLE)
+    rate.set_title("Growth per step", **_TITLE)
+    last.set_xlabel("Wasserstein distance")
+    rate.set_xlabel("Wasserstein distance per step")
+
+
+def _band(every: Sequence[Rung]) -> tuple[float, float] | None:
+    """A fifth to a half of what FP16 in place of FP32 does: where the source sees flash attention."""
+    halves = (measured(rung.end_of) for rung in every if rung.group is Group.PRECISION and rung.name.startswith("FP16"))
+    known = [half.estimate for half in halves if half is not None and half.estimate > 0]
+    return (known[0] / 5, known[0] / 2) if known else None
+
+
+def _zeros(rung: Rung) -> str:
+    """A note behind the value at the last step where some replicates, not all, end with the weights of their references."""
+    last = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
+    count = int((last == 0).sum())
+    return f" (0 in {count} of {len(last)} replicates)" if 0 < count < len(last) else ""
+
+
+_ACROSS, _MOST = 4, 20  # panels beside one another, and pictures of a figure
+
+
+def _grid(names: Sequence[str], height: float) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with a panel for each name, four beside one another."""
+    down = -(-len(names) // _ACROSS)
+    figure = Figure(figsize=(PAGE, 0.5 + height * down), layout="constrained")
+    every: list[Axes] = list(figure.subplots(down, _ACROSS, squeeze=False).flat)
+    for axes in every[len(names) :]:
+        axes.remove()
+    for axes, name in zip(every, names, strict=False):
+        axes.set_title(fill(name, 22), loc="left", fontsize=7, fontweight="bold")
+    return figure, every[: len(names)]
+
+
+def draw_losses(rows: pd.DataFrame) -> Figure:
+    """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
+    every = list(runs_of(rows))
+    figure, panels = _grid([name for name, *_ in every], 1.5)
+    values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
+    finite = values[(values > 0) & (values < math.inf)]
+    for place, (axes, (_, group, own)) in enumerate(zip(panels, every, strict=True)):
+        shade = "black" if group is Group.SHAM else group.shade  # which can be seen on grey
+        for _, run in own.groupby("seed", sort=True):
+            axes.plot(run["step"], run["baseline_loss"], color=GREY, linewidth=0.9, alpha=0.7)
+            axes.plot(run["step"], run["loss"], color=shade, linewidth=0.45)
+        if len(finite):
+            log_y(axes, float(finite.min()) / 1.1, float(finite.max()) * 1.1)
+        axes.tick_params(labelleft=not place % _ACROSS)
+    keys = {"the reference": Line2D([], [], color=GREY, linewidth=1.2)}
+    keys["the run, in the colour of what differs; a line per replicate"] = Line2D([], [], color="black", linewidth=0.6)
+    legend(figure, keys, 2, "outside upper center")
+    figure.supxlabel("training steps", fontsize=8)
+    figure.supylabel("training loss", fontsize=8)
+    return figure
+
+
+def draw_samples(rows: pd.DataFrame) -> Figure:
+    """The pictures that the first replicate of each rung makes of held-out captions, by the files of the column `samples`."""
+    paths = {
+        name: [path for path in own.sort_values("seed")["samples"].dropna() if Path(path).is_file()]
+        for name, _, own in runs_of(rows)
+    }
+    shown = [(name, images.imread(own[0])) for name, own in paths.items() if own][:_MOST]
+    if not shown:
+        return no_figure("no run has stored pictures")
+    tall, wide = shown[0][1].shape[:2]
+    figure, panels = _grid([name for name, _ in shown], PAGE / _ACROSS * tall / wide + 0.3)
+    for axes, (_, picture) in zip(panels, shown, strict=True):
+        axes.imshow(picture, interpolation="nearest")
+        axes.set_axis_off()
+    return figure

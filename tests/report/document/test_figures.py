@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from numdev.errors import BadInput
 from numdev.report.document.figures import usual
-from numdev.report.figures.points import POINTS
-from numdev.report.figures.sweep import plot_of
+from numdev.report.figures.plot import POINTS, plot_of
 from numdev.report.reading.frames import Results, _Table
 from numdev.report.reading.tidy import of_comparison, tidy
 from numdev.report.reading.view import shown, view_of

@@ -28,7 +28,7 @@ from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
 from numdev.measurement.speed.timing import Budget
 from numdev.report.document.report import make_report, make_speed_report
-from numdev.report.figures.style import styled
+from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.studies.speed import SPEED_FIGURES, crossovers, frame, looks, shape_text

@@ -17,8 +17,8 @@ from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import NONFINITE, Deviation
 from numdev.report.figures.elements import element_errors
-from numdev.report.figures.explore import blame, total_and_arithmetic
-from numdev.report.figures.style import to_png
+from numdev.report.figures.elements import blame, total_and_arithmetic
+from numdev.report.figures.theme import to_png
 from numdev.report.offered import error_histogram, error_map
 
 STEPS = ("row_sum", "output")

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from numdev.report.figures.grid import at_least_a_decade, name_steps, short
-from numdev.report.figures.style import FORMAT_COLOURS
+from numdev.report.figures.marks import at_least_a_decade, name_steps, short
+from numdev.report.figures.theme import FORMAT_COLOURS
 
 
 @given(st.floats(1e-12, 1e3), st.floats(1, 1e3))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 
-from numdev.report.figures.labels import name_points, room_above, spread
+from numdev.report.figures.marks import name_points, room_above, spread
 from tests.report.studies.test_figures import assert_apart, words_in
 
 

@@ -11,8 +11,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from numdev.measurement.deviation.metrics import NONFINITE
-from numdev.report.figures.points import POINTS, axis_of
-from numdev.report.figures.style import to_png
+from numdev.report.figures.plot import POINTS, axis_of
+from numdev.report.figures.theme import to_png
 
 
 def rows(labels: list[dict[str, Any]], scenarios: tuple[str, ...] = ("one",), error: float = 1e-3) -> pd.DataFrame:

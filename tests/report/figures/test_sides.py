@@ -11,8 +11,8 @@ from matplotlib.text import Text
 
 from numdev.arithmetic.formats import BF16, FP16
 from numdev.measurement.deviation.metrics import NONFINITE, Deviation
-from numdev.report.figures.sides import Axis, Side, axes_for, side_by_side
-from numdev.report.figures.style import to_png
+from numdev.report.figures.elements import Axis, Side, axes_for, side_by_side
+from numdev.report.figures.theme import to_png
 
 
 def side(title: str, rounding: torch.dtype, seeds: int = 3) -> Side:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from numdev.errors import BadInput
-from numdev.report.figures.sweep import default_of, plot_of
+from numdev.report.figures.plot import default_of, plot_of
 from numdev.report.offered import plot
 from numdev.report.reading.view import View, usual, view_of
 

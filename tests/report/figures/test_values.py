@@ -7,8 +7,8 @@ import re
 import pytest
 from matplotlib.figure import Figure
 
-from numdev.report.figures.style import freeze, styled, to_svg
-from numdev.report.figures.values import Value, values
+from numdev.report.figures.theme import freeze, styled, to_svg
+from numdev.report.figures.theme import Value, values
 
 
 def drawn() -> Figure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from numdev.report.figures.grid import by_scenario
+from numdev.report.figures.marks import by_scenario
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import formats, is_sources, ordered, primary
 from numdev.report.studies.attention import arithmetic

@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 from scipy import stats
 
 from numdev.cli.compose import Library, config_folder
-from numdev.report.figures.style import to_png, to_svg
+from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import formats
 from numdev.report.studies import registry

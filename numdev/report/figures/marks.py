@@ -1,0 +1,371 @@
+"""Elements of figures: log axes with names, words that do not overlap, lines with intervals, intervals in rows, and panels."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis, XAxis
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+
+from numdev.arithmetic.formats import Format
+from numdev.report.claims.evidence import per_replicate
+from numdev.report.claims.verdicts import Undecidable
+from numdev.report.figures.theme import BLACK, GREY, HALF_PAGE, PAGE, PALE, SMALL
+from numdev.report.reading.frames import is_broken
+from numdev.report.reading.scenarios import ROLES, formats, is_sources, of, ordered
+from numdev.report.statistics import Interval, significant, typical
+from numdev.results.manifest import Scenario
+
+WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}  # behind words, over a grid
+BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
+DASHED: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
+Name = tuple[float, float, str, str]  # x, y, text, colour
+
+
+def measured(measure: Callable[..., Interval | None], *args: Any) -> Interval | None:
+    """A value; None where the rows cannot tell it."""
+    try:
+        value = measure(*args)
+    except Undecidable:
+        return None
+    return None if value is None or math.isnan(value.estimate) else value
+
+
+def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
+    """The geometric mean over replicates, or None where nothing was measured or a replicate holds NaN or Inf."""
+    if rows.empty or bool(is_broken(rows).any()):
+        return None
+    values = per_replicate(rows, metric)
+    return typical(values["value"].tolist(), values["cluster"].tolist())
+
+
+def whiskers(intervals: Sequence[Interval]) -> list[list[float]]:
+    """Error bars for matplotlib; none where one replicate leaves the interval infinite."""
+    below = [i.estimate - i.low if math.isfinite(i.high) else 0.0 for i in intervals]  # the low end is then 0, not infinite
+    return [below, [highest(i) - i.estimate for i in intervals]]
+
+
+def highest(interval: Interval) -> float:
+    """The upper end of what is drawn of an interval."""
+    return interval.high if math.isfinite(interval.high) else interval.estimate
+
+
+def lowest(interval: Interval) -> float:
+    """The lower end of what is drawn of an interval, as far as a log axis shows it."""
+    return interval.low if interval.low > 0 and math.isfinite(interval.high) else interval.estimate
+
+
+def in_u(rows: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
+    """Rows with absolute metrics divided by the unit roundoff of their format."""
+    units = rows["format"].map({name: Format.parse(name).u for name in formats(rows)}).astype(float)
+    return rows.assign(**{metric: rows[metric] / units for metric in metrics})
+
+
+def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> None:
+    """A log axis that names its own places, such as 256, 512, 1k."""
+    turn: dict[str, Any] = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if turned else {}
+    known = sorted(set(places))
+    axes.set_xscale("log")
+    axes.set_xticks(known, [short(place) for place in known], **turn)
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def short(value: float) -> str:
+    """A power of two in short: 256, 1k, 16k, 1M."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:g}"
+
+
+def log_y(axes: Axes, low: float, high: float) -> None:
+    """A log axis from low to high; where that is less than three decades, 2 and 5 are named too."""
+    axes.set_yscale("log")
+    axes.set_ylim(low, high)
+    if math.log10(high / low) < 3:
+        name_steps(axes.yaxis)
+
+
+def at_least_a_decade(low: float, high: float) -> tuple[float, float]:
+    """Moves both ends apart by the same factor until they span a decade, so that a few percent do not fill a log axis."""
+    missing = math.sqrt(max(1.0, 10 * low / high))
+    return low / missing, high * missing
+
+
+def around(values: Iterable[Interval | None], *more: float, room: float = 0.0) -> tuple[float, float]:
+    """The ends of a log axis around positive values with their intervals; its upper share `room` stays free for words.
+
+    Of an interval a factor of 30 is inside, so that a wide one does not dwarf the others.
+    """
+    known = [value for value in values if value is not None and value.estimate > 0]
+    lows = [max(lowest(value), value.estimate / 30) for value in known] + list(more)
+    highs = [min(highest(value), value.estimate * 30) for value in known] + list(more)
+    if not lows:
+        return 0.1, 10.0
+    low, high = at_least_a_decade(min(lows) / 1.2, max(highs) * 1.2)
+    margin = (high / low) ** 0.04
+    return low / margin, low * (high * margin / low) ** (1 / (1 - room))
+
+
+class _Steps(LogLocator):
+    def tick_values(self, vmin: float, vmax: float) -> Any:
+        """At 1, 2 and 5 of each decade; at the decades alone where there are three or more, or no room for more names."""
+        assert isinstance(self.axis, Axis)
+        box, is_x = self.axis.axes.get_window_extent(), isinstance(self.axis, XAxis)
+        room = (box.width / 24 if is_x else box.height / 9) * 72 / self.axis.axes.figure.dpi  # names of 24 points by 9
+        self.set_params(subs=[1, 2, 5] if 3 * math.log10(vmax / vmin) < min(9, room) else [1])
+        return super().tick_values(vmin, vmax)
+
+
+def name_steps(axis: Axis) -> None:
+    """Names on a log axis as plain numbers."""
+    axis.set_major_locator(_Steps())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _plain(value: float) -> str:
+    """0.02 or 50, and 2 × 10⁻⁹ where there would be many zeros."""
+    if 1e-4 <= value < 1e5:
+        return f"{value:g}"
+    digits, power = f"{value:.0e}".split("e")
+    factor = "" if digits == "1" else rf"{digits} \times "
+    return f"${factor}10^{{{int(power)}}}$"
+
+
+def scientific(value: float, digits: int = 2) -> str:
+    """A number with significant digits as a figure shows it: 0.026, and 8.3 × 10⁻¹⁶ instead of 8.3e-16."""
+    factor, _, power = significant(value, digits).partition("e")
+    return rf"${factor} \times 10^{{{power}}}$" if power else factor
+
+
+def corner(axes: Axes, words: str, *, down: int = 2, **look: Any) -> None:
+    """Small words in the upper right corner, so many points below it."""
+    places: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+    axes.annotate(words, (1, 1), (-4, -down), bbox=WHITE, **places, **({"fontsize": SMALL} | look))
+
+
+def spread(places: list[float], gap: float) -> list[float]:
+    """Moves places until they are `gap` apart, in the same order, and at least half a gap inside 0 and 1 if they fit."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    moved = list(places)
+    for _ in range(50):
+        for below, above in pairwise(order):
+            missing = max(0.0, gap - (moved[above] - moved[below]))
+            moved[below] -= missing / 2
+            moved[above] += missing / 2
+    least = gap / 2
+    for i in order:
+        moved[i] = least = max(moved[i], least)
+        least += gap
+    most = 1 - gap / 2
+    for i in reversed(order):
+        moved[i] = most = min(moved[i], most)
+        most -= gap
+    return moved
+
+
+def name_ends(axes: Axes, ends: Sequence[Name], gap: float, **look: Any) -> None:
+    """The name of each line behind its end, at its height but `gap` of the axis apart from the others."""
+    low, high = axes.get_ylim()
+    span = math.log(high / low)
+    heights = spread([math.log(y / low) / span for _, y, _, _ in ends], gap)
+    for (x, _, text, shade), height in zip(ends, heights, strict=True):
+        axes.annotate(text, (x, height), (6, 0), xycoords=axes.get_xaxis_transform(), color=shade, **BESIDE | look)
+
+
+def legend(figure: Figure, keys: Mapping[str, Any], columns: int, place: Any = "outside upper right") -> None:
+    """Keys by their words, beyond the panels."""
+    figure.legend(list(keys.values()), list(keys), loc=place, ncols=columns, frameon=False)
+
+
+def no_figure(reason: str) -> Figure:
+    """A strip that says why there is nothing to see."""
+    figure = Figure(figsize=(PAGE, 0.5), layout="constrained")
+    figure.text(0.5, 0.5, reason, ha="center", va="center", color=GREY, fontsize=8)
+    return figure
+
+
+Points = Sequence[tuple[float, Interval]]
+
+
+def line(axes: Axes, points: Points, **look: Any) -> None:
+    """Points with their intervals, joined."""
+    if points:
+        values = [value for _, value in points]
+        axes.errorbar([x for x, _ in points], [value.estimate for value in values], whiskers(values), **look)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A value with its interval in a row, or words where there is none.
+
+    Attributes:
+        row: its place from the top.
+        value: on a log axis only a positive one is drawn.
+        shade: its colour.
+        text: behind it.
+        absent: where there is no value, or on a log axis none above 0.
+        look: of `errorbar`.
+        name: in words, for those who point at it.
+    """
+
+    row: float
+    value: Interval | None
+    shade: str = BLACK
+    text: str = ""
+    absent: str = "not measured"
+    look: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+
+
+def draw_rows(
+    axes: Axes,
+    names: Sequence[str],
+    dots: Iterable[Dot],
+    *,
+    at: Mapping[float, str] | None = None,
+    band: tuple[float, float] | None = None,
+    log: bool = True,
+    room: float = 0.25,
+    above: float = 0.0,
+) -> None:
+    """Intervals in rows with names, the first on top; lines `at` values with words, 1 solid; the share `room` is for words."""
+    known, every = [], list(dots)
+    for dot in every:
+        look: dict[str, Any] = {**BESIDE, "color": dot.shade, "bbox": WHITE}
+        value = dot.value
+        if value is None or not math.isfinite(value.estimate) or (log and not value.estimate > 0):
+            axes.annotate(dot.absent, (0, dot.row), (3, 0), xycoords=("axes fraction", "data"), **look)
+            continue
+        known.append(value)
+        bars = [[value.estimate - lowest(value)], whiskers([value])[1]] if log else whiskers([value])
+        look_of = {"marker": "o", "label": dot.name or "_", **dot.look}
+        axes.errorbar(value.estimate, dot.row, xerr=bars, color=dot.shade, **look_of)
+        if dot.text:
+            axes.annotate(dot.text, (highest(value), dot.row), (5, 0), annotation_clip=False, **look)
+    if log:
+        axes.set_xscale("log")
+        axes.set_xlim(*around(known, *(at or ()), *(band or ()), room=room))
+        name_steps(axes.xaxis)
+    if band:
+        axes.axvspan(*band, color=PALE, zorder=0, linewidth=0)
+    for place, words in (at or {}).items():
+        axes.axvline(place, **DASHED | ({"color": BLACK, "linestyle": "-"} if place in (0, 1) else {}))
+        side: dict[str, Any] = {"ha": "right" if place <= 1 else "left", "va": "bottom", "color": GREY}
+        axes.annotate(words, (place, 1), (0, 2), xycoords=axes.get_xaxis_transform(), **BESIDE | side)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6 - above)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+    axes.grid(visible=False, axis="y")
+
+
+def titled(scenario: Scenario) -> str:
+    """The title of a scenario, with its role behind it."""
+    return f"{scenario.title} ({ROLES[scenario.role]})" if ROLES[scenario.role] else scenario.title
+
+
+def rows_by_scenario(
+    rows: pd.DataFrame,
+    names: Sequence[str],
+    dots: Callable[[pd.DataFrame], Iterable[Dot]],
+    text: str,
+    *,
+    keys: Mapping[str, Any] | None = None,
+    row: float = 0.27,
+    **options: Any,
+) -> Figure:
+    """A panel per scenario, a row per name, `row` inches high; `options` are those of `draw_rows`."""
+    scenarios = ordered(rows)
+    figure = Figure(figsize=(PAGE, 0.95 + row * len(names)), layout="constrained")
+    grid: Any = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)
+    for axes, scenario in zip(grid[0], scenarios, strict=True):
+        head(axes, Panel(scenario.title, ROLES[scenario.role], rows, large=False), len(scenarios) + 1)
+        draw_rows(axes, names, dots(of(rows, scenario)), **options)
+    figure.supxlabel(text, fontsize=8)
+    if keys:
+        legend(figure, keys, min(4, len(keys)))
+    return figure
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One set of axes: its title, what it is in words, its rows, and whether it is a large one."""
+
+    title: str
+    note: str
+    rows: pd.DataFrame
+    large: bool
+
+
+_CHARACTERS = 595  # of one point, bold, that stand beside one another on a page within its axes
+Draw = Callable[[Axes, Panel], None]
+Limits = Callable[[pd.DataFrame], tuple[float, float]]
+
+
+def head(axes: Axes, panel: Panel, beside: int) -> None:
+    """Writes the title of a panel and a note below it; `beside` panels share the width of the page."""
+    size = 8 if panel.large else SMALL
+    title = textwrap.fill(panel.title, int(_CHARACTERS / size / beside))
+    axes.set_title(title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
+    axes.annotate(panel.note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
+
+
+def by_scenario(rows: pd.DataFrame, first: int | None = None) -> list[list[Panel]]:
+    """Rows of panels: large ones of the scenarios that stand for the source, or of the `first` ones, then small ones."""
+    scenarios = ordered(rows)
+    count = max(1, sum(map(is_sources, scenarios))) if first is None else first
+    panels = [Panel(one.title, ROLES[one.role], of(rows, one), place < count) for place, one in enumerate(scenarios)]
+    large, small = panels[:count], panels[count:]
+    across = 3 if len(small) in (1, 2, 3, 5, 6, 9) else 4  # where that leaves fewer gaps
+    return [*([large] if large else []), *(small[i : i + across] for i in range(0, len(small), across))]
+
+
+def heights(panels: Sequence[Sequence[Panel]]) -> list[float]:
+    """Of rows of panels, inches."""
+    return [2.1 if row[0].large else 1.5 for row in panels]
+
+
+def draw_grid(panels: list[list[Panel]], draw: Draw, limits: Limits, text: tuple[str, str]) -> Figure:
+    """A figure of rows of panels; see `fill`."""
+    is_single = len(panels) == 1 and len(panels[0]) == 1
+    figure = Figure(figsize=(HALF_PAGE if is_single else PAGE, sum(heights(panels)) + 0.35), layout="constrained")
+    fill(figure, panels, draw, limits, text)
+    return figure
+
+
+def fill(figure: Figure | SubFigure, panels: list[list[Panel]], draw: Draw, limits: Limits, text: tuple[str, str]) -> None:
+    """Fill a figure, or a part of one, with rows of panels; the large ones share a vertical log axis, and so do the small ones.
+
+    Args:
+        figure: is filled.
+        panels: rows of them.
+        draw: fills one.
+        limits: of the vertical axis, from the rows of all panels that share it.
+        text: what the horizontal and the vertical axis show, with units.
+    """
+    across = {large: max((len(row) for row in panels if row[0].large == large), default=1) for large in (True, False)}
+    spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=heights(panels))
+    shared: dict[bool, Axes] = {}
+    for i, row in enumerate(panels):
+        large = row[0].large
+        span = spec.ncols // across[large]
+        for j, panel in enumerate(row):
+            axes = figure.add_subplot(spec[i, j * span : (j + 1) * span], sharey=shared.get(large))
+            if large not in shared:
+                shared[large] = axes
+                log_y(axes, *limits(pd.concat([one.rows for own in panels for one in own if one.large == large])))
+            head(axes, panel, across[large])
+            draw(axes, panel)
+            axes.tick_params(labelleft=j == 0)
+    figure.supxlabel(text[0], fontsize=8)
+    figure.supylabel(text[1], fontsize=8)

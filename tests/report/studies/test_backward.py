@@ -15,8 +15,7 @@ from matplotlib.figure import Figure
 from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.report.claims.verdicts import Verdict, judge
 from numdev.report.reading.frames import Results, load
-from numdev.report.studies.backward import shares
-from numdev.report.studies.backward import LEAST, by_chance
+from numdev.report.studies.backward import LEAST, by_chance, shares
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, FIGURES
 from tests import toy_backward
 from tests.report.printed import assert_legible

@@ -7,17 +7,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from matplotlib.container import BarContainer
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import StepPatch
 from matplotlib.text import Text
 from scipy import stats
 from torch import Tensor
 
-from numdev.arithmetic.formats import BF16
+from numdev.arithmetic.formats import BF16, FP16
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import NONFINITE, Deviation
-from numdev.report.figures.elements import element_errors
-from numdev.report.figures.elements import blame, total_and_arithmetic
+from numdev.report.figures.elements import Axis, Side, axes_for, blame, element_errors, side_by_side, total_and_arithmetic
 from numdev.report.figures.theme import to_png
 from numdev.report.offered import error_histogram, error_map
 
@@ -66,12 +66,6 @@ def study_rows() -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def bars(figure: Figure) -> list[BarContainer]:
-    """Bars that stand for a value, not for a legend's entry."""
-    found = [item for item in figure.axes[0].containers if isinstance(item, BarContainer)]
-    return [item for item in found if str(item.get_label()).startswith("_")]
-
-
 def test_a_map_shows_the_difference_in_units_of_u() -> None:
     x, reference = rounded()
     figure = error_map(element_errors(x, reference, BF16))
@@ -98,10 +92,11 @@ def test_one_rounding_stays_within_half_an_ulp() -> None:
     x, reference = rounded()
     figure = error_histogram(element_errors(x, reference, BF16))
     assert "0 % beyond ½ ulp" in texts(figure)
-    heights = [(patch.get_x(), patch.get_width(), patch.get_height()) for patch in figure.axes[0].containers[0]]  # type: ignore[attr-defined]
-    assert sum(height for *_, height in heights) == pytest.approx(1.0)
+    (stairs,) = (patch for patch in figure.axes[0].patches if isinstance(patch, StepPatch))
+    shares, edges, _ = stairs.get_data()
+    assert shares.sum() == pytest.approx(1.0)
     # A bin that meets the band's edge may stand out of it by its own width.
-    assert all(height == 0 for left, width, height in heights if left > 0.5 or left + width < -0.5)
+    assert not shares[(edges[:-1] > 0.5) | (edges[1:] < -0.5)].any()
 
 
 def test_a_histogram_counts_what_it_does_not_show() -> None:
@@ -111,30 +106,6 @@ def test_a_histogram_counts_what_it_does_not_show() -> None:
     words = texts(error_histogram(element_errors(x, reference, BF16)))
     assert "1 element is NaN or Inf" in words
     assert "2.5 % beyond ½ ulp" in words  # one row of forty
-
-
-@pytest.mark.parametrize("draw", [error_map, error_histogram])
-def test_a_title_tells_the_policy(draw: Callable[..., Figure]) -> None:
-    found = element_errors(*rounded(), BF16)
-    axes = draw(found, "every step in BF16").axes[0]
-    assert axes.get_title(loc="left") == "every step in BF16"
-    assert "every step" not in texts(draw(found))
-
-
-def test_a_title_leaves_the_histograms_own_words() -> None:
-    found = element_errors(*rounded(), BF16)
-    bare, titled = error_histogram(found).axes[0], error_histogram(found, "FP32 inside").axes[0]
-    assert titled.get_title(loc="right") == bare.get_title(loc="left")
-    assert "beyond ½ ulp" in titled.get_title(loc="right")
-
-
-@pytest.mark.parametrize("draw", [error_map, error_histogram])
-def test_equal_values_are_drawn(draw: object) -> None:
-    _, reference = rounded()
-    assert callable(draw)
-    assert to_png(draw(element_errors(reference, reference, BF16)))
-    zero = torch.zeros_like(reference)
-    assert to_png(draw(element_errors(zero, zero, BF16)))
 
 
 def test_nothing_to_compare_is_refused() -> None:
@@ -155,8 +126,7 @@ def test_elements_agree_with_the_metrics() -> None:
 
 def test_total_stands_beside_arithmetic() -> None:
     figure = total_and_arithmetic(record_rows())
-    widths = [item.patches[0].get_width() for item in bars(figure)]
-    assert widths == pytest.approx([2 * value for value in (8.0, 4.0, 2.0, 1.0)])  # the geometric mean of 1, 2 and 4 is 2
+    assert dots(figure) == pytest.approx([2 * value for value in (8.0, 4.0, 2.0, 1.0)])  # the geometric mean of 1, 2 and 4 is 2
     assert "largest difference from golden, absolute" in texts(figure)
     assert "RMSE from golden, absolute" in texts(total_and_arithmetic(record_rows(), "rmse"))
 
@@ -165,7 +135,7 @@ def test_nan_is_written_and_not_drawn() -> None:
     found = record_rows()
     found.loc[found["subject"] == "variant", "nan_count"] = 1
     figure = total_and_arithmetic(found)
-    assert len(bars(figure)) == 2
+    assert len(dots(figure)) == 2
     assert texts(figure).count("NaN, Inf or not measured") == 2
 
 
@@ -199,7 +169,7 @@ def test_blame_speaks_in_the_words_of_the_study() -> None:
     """Whatever the scenarios and the control are called."""
     legend = blame(study_rows()).legends[0]
     assert [text.get_text() for text in legend.get_texts()] == [
-        word for title in TITLES.values() for word in (title, "without the change")
+        word for title in TITLES.values() for word in (title, f"{title}, without the change")
     ]
     renamed = study_rows().replace({"scenario": {"low": "a", "high": "b"}, "label.step": {NOTHING: "as it is"}})
     assert to_png(blame(renamed)) == to_png(blame(study_rows()))
@@ -219,21 +189,112 @@ def test_blame_refuses_what_it_cannot_draw() -> None:
         blame(four)
 
 
-@pytest.mark.parametrize("figure", ["map", "histogram", "titled map", "titled histogram", "errors", "blame"])
-def test_no_text_leaves_the_figure_and_the_bytes_repeat(figure: str) -> None:
-    x, reference = rounded()
-    draws: dict[str, Callable[[], Figure]] = {
-        "map": lambda: error_map(element_errors(x, reference, BF16)),
-        "histogram": lambda: error_histogram(element_errors(x, reference, BF16)),
-        "titled map": lambda: error_map(element_errors(x, reference, BF16), "FP32 inside"),
-        "titled histogram": lambda: error_histogram(element_errors(x, reference, BF16), "FP32 inside"),
-        "errors": lambda: total_and_arithmetic(record_rows()),
-        "blame": lambda: blame(study_rows()),
-    }
-    drawn = draws[figure]()
-    box, (width, height) = drawn.get_tightbbox(), drawn.get_size_inches()
-    slack = 0.02
-    assert min(box.x0, box.y0) > -slack
-    assert box.x1 < width + slack
-    assert box.y1 < height + slack
-    assert to_png(drawn) == to_png(draws[figure]())
+DRAWS: dict[str, Callable[[], Figure]] = {
+    "map": lambda: error_map(element_errors(*rounded(), BF16), "FP32 inside"),
+    "histogram": lambda: error_histogram(element_errors(*rounded(), BF16), "FP32 inside"),
+    "errors": lambda: total_and_arithmetic(record_rows()),
+    "blame": lambda: blame(study_rows()),
+    "side by side": lambda: side_by_side(side("bf16", torch.bfloat16), side("fp16", torch.float16), "bias", BF16),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_no_text_leaves_the_figure_and_the_bytes_repeat(name: str) -> None:
+    pngs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        figure = DRAWS[name]()
+        pngs.append(to_png(figure))
+        box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
+        assert min(box.x0, box.y0) > -0.02
+        assert box.x1 < width + 0.02
+        assert box.y1 < height + 0.02
+    assert pngs[0] == pngs[1]
+
+
+def side(title: str, rounding: torch.dtype, seeds: int = 3) -> Side:
+    """Golden rounded once, `seeds` times."""
+    rows, kept = [], None
+    for seed in range(seeds):
+        golden = torch.rand(40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) + 0.5
+        out = golden.to(rounding).double()
+        kept = kept or (out, golden)
+        for subject in ("variant", "baseline"):
+            for reference in ("golden", "golden_same_inputs"):
+                place: dict[str, Any] = {"seed": seed, "cluster": "", "subject": subject, "reference": reference}
+                found = Deviation.between(out, golden, BF16).metrics()
+                rows.append(place | {"output": "out", "primary": True} | found)
+    assert kept is not None
+    return Side(title, *kept, rows)
+
+
+@pytest.fixture(scope="module")
+def sides() -> tuple[Side, Side]:
+    return side("bf16", torch.bfloat16), side("fp16", torch.float16)
+
+
+def panels(sides: tuple[Side, Side], metric: str = "max_difference", **other: Any) -> list[Axes]:
+    """Left map, left histogram, right map, right histogram, metric."""
+    *maps_and_histograms, _, metric_panel = side_by_side(*sides, metric, BF16, **other).axes
+    return [*maps_and_histograms, metric_panel]
+
+
+def test_both_sides_have_the_same_axes(sides: tuple[Side, Side]) -> None:
+    left, below, right, beside, _ = panels(sides)
+    assert left.images[0].get_clim() == right.images[0].get_clim()
+    assert below.get_xlim() == beside.get_xlim()
+    assert below.get_ylim() == beside.get_ylim()
+
+
+def test_both_are_in_units_of_one_format(sides: tuple[Side, Side]) -> None:
+    """An FP16 error is an eighth of a BF16 one, and is drawn as such."""
+    drawn = panels(sides)
+    shown = [np.abs(np.asarray(drawn[place].images[0].get_array())) for place in (0, 2)]
+    for own, array in zip(sides, shown, strict=True):
+        largest = float((own.out - own.golden).abs().max() / (BF16.u * own.golden.max()))
+        assert array.max() == pytest.approx(largest)
+    assert 4 < shown[0].max() / shown[1].max() < 16
+
+
+def test_axes_of_another_picture_are_kept(sides: tuple[Side, Side]) -> None:
+    given = Axis(3.0, 5.0, 1e-3, "max_difference", 1e-4, 2.0, True)
+    left, below, *_, metric = panels(sides, axes=given)
+    assert left.images[0].get_clim() == (-3.0, 3.0)
+    assert below.get_xlim() == (-5.0, 5.0)
+    assert metric.get_xlim() == (1e-4, 2.0)
+
+
+def test_the_metric_is_the_mean_over_replicates(sides: tuple[Side, Side]) -> None:
+    metric = panels(sides, "rmse")[-1]
+    drawn = [float(np.asarray(line.get_xdata())[0]) for line in metric.lines if line.get_marker() == "o"]
+    for place, own in enumerate(sides):
+        values = pd.DataFrame(own.rows).query("subject == 'variant' and reference == 'golden'")["rmse"]
+        assert drawn[4 * place] == pytest.approx(float(np.exp(np.log(values).mean())))
+    assert metric.get_xlabel() == "RMSE from golden, absolute"
+    assert [label.get_text() for label in metric.get_yticklabels()][::2] == ["left: measured", "right: measured"]
+
+
+@pytest.mark.parametrize("metric", ["max_difference", "bias", "agreement_bits", "cosine_similarity", "max_ulp"])
+def test_every_dot_lies_on_its_axis(sides: tuple[Side, Side], metric: str) -> None:
+    found = axes_for(sides, metric, BF16)
+    for own in sides:
+        assert len(own.intervals(metric)) == 4
+        for interval in own.intervals(metric):
+            assert found.low < interval.estimate < found.high
+
+
+def test_nan_is_written_beside_one_another(sides: tuple[Side, Side]) -> None:
+    out = sides[0].out.clone()
+    out[0, 0] = float("nan")
+    rows = [row | dict.fromkeys(NONFINITE[:1], 1) for row in sides[0].rows]
+    broken = Side("bf16", out, sides[0].golden, rows), sides[1]
+    figure = side_by_side(*broken, "rmse", BF16)
+    words = [text.get_text() for text in figure.findobj(Text) if isinstance(text, Text)]
+    assert words.count("NaN, Inf or not measured") == 4
+    assert any("1 element is NaN or Inf" in text for text in words)
+
+
+def test_equal_results_are_drawn() -> None:
+    golden = torch.ones(4, 2, dtype=torch.float64)
+    exact = Side("fp64", golden, golden, side("bf16", torch.float64).rows)
+    assert to_png(side_by_side(exact, exact, "rmse", FP16))

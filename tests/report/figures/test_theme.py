@@ -1,18 +1,29 @@
-"""The values that a figure's points have in its SVG: where they lie, and what they say."""
+"""Colours have one meaning each; the values that a figure's points have in its SVG: where they lie, and what they say."""
 
 from __future__ import annotations
 
 import re
+from itertools import combinations
 
 import pytest
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from numdev.report.figures.theme import freeze, styled, to_svg
-from numdev.report.figures.theme import Value, values
+from numdev.report.figures import theme
+from numdev.report.figures.theme import freeze, styled, to_svg, values
+
+
+def test_no_two_meanings_share_a_colour() -> None:
+    single = {name: getattr(theme, name) for name in ("GREY", "PALE", "BLACK", "TILED", "FP32_INSIDE", "BASELINE")}
+    series = {f"series {place}": shade for place, shade in enumerate(theme.SERIES)}
+    every = single | theme.FORMAT_COLOURS | theme.OUTPUT_COLOURS | theme.CHANGE_COLOURS | series
+    for (one, first), (other, second) in combinations(every.items(), 2):
+        distance = sum((a - b) ** 2 for a, b in zip(to_rgb(first), to_rgb(second), strict=True)) ** 0.5
+        assert distance > 0.05, (one, other)
 
 
 def drawn() -> Figure:
-    """A panel with two lines of three points, one with intervals, and one with two bars on an axis of names."""
+    """A panel with two lines of three points, one with intervals, and one with a dot on an axis of names."""
     with styled():
         figure = Figure(figsize=(4, 2))
         left, right = figure.subplots(1, 2)
@@ -29,8 +40,7 @@ def drawn() -> Figure:
         left.set_ylabel("max $|D|$")
         left.set_ylim(0.1, 2.9)  # the third point of `tiled` lies outside
         left.legend()
-        right.bar([-0.2, 0.8], [1.0, 4.0], 0.4, color="#0072B2")
-        right.errorbar([-0.2], [1.0], [[0.25], [0.5]], color="black")
+        right.errorbar([-0.2], [1.0], [[0.25], [0.5]], color="black", marker="o")
         right.set_xticks([0, 1], ["bf16", "fp16"])
         return freeze(figure)
 
@@ -49,7 +59,6 @@ def test_points_say_panel_series_place_and_value(figure: Figure) -> None:
             "uniform inputs; baseline; N, tokens: 512; max |D|: 0.500",
             "uniform inputs; baseline; N, tokens: 1k; max |D|: 0.500",
             "bf16; 1.00 (0.750 to 1.50)",
-            "fp16; 4.00",
         ]
     )
 
@@ -80,4 +89,3 @@ def test_words_are_escaped() -> None:
         figure.add_subplot(xlabel="a < b").plot([1], [1], marker="o")
     text = to_svg(freeze(figure), "title", "words").decode()
     assert "<title>a &lt; b: 1.00; 1.00</title>" in text
-    assert isinstance(values(figure)[0], Value)

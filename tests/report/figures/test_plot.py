@@ -11,7 +11,8 @@ import pandas as pd
 import pytest
 
 from numdev.errors import BadInput
-from numdev.report.figures.plot import default_of, plot_of
+from numdev.measurement.deviation.metrics import NONFINITE
+from numdev.report.figures.plot import POINTS, default_of, plot_of
 from numdev.report.offered import plot
 from numdev.report.reading.view import View, usual, view_of
 
@@ -180,3 +181,40 @@ def test_a_replicate_alone_has_no_interval() -> None:
     low, high = figure.axes[0].get_ylim()
     assert math.isfinite(low)
     assert math.isfinite(high)
+
+
+def points(labels: list[dict[str, Any]], error: float = 1e-3) -> pd.DataFrame:
+    """Three replicates of each point, and of its baseline with twice the error."""
+    head = {"scenario": "s", "scenario.title": "s", "scenario.role": "beyond", "format": "", "cluster": "", "reference": "golden"}
+    head |= {"output": "y", "primary": True} | dict.fromkeys(NONFINITE, 0)
+    return pd.DataFrame(
+        [
+            head
+            | {f"label.{name}": value for name, value in point.items()}
+            | {"key": str(place), "seed": seed, "subject": subject, "rmse": error * (place + 1) * factor * (1 + 0.01 * seed)}
+            for place, point in enumerate(labels)
+            for seed in range(3)
+            for subject, factor in (("variant", 1.0), ("baseline", 2.0))
+        ]
+    )
+
+
+@pytest.mark.parametrize("labels", [[{"policy": name} for name in "abc"], [{"first": "x", "block": 2}, {"first": "y"}], [{}]])
+def test_points_that_no_axes_tell_apart_have_rows(labels: list[dict[str, Any]]) -> None:
+    figure = POINTS(points(labels))
+    names = [", ".join(f"{name} = {value}" for name, value in point.items()) or "defaults" for point in labels]
+    shown = [text.get_text().replace(".0", "") for text in figure.axes[0].get_yticklabels()]
+    assert shown == names
+    places = [(float(one.lines[0].get_xdata()[0]), float(one.lines[0].get_ydata()[0])) for one in figure.axes[0].containers]  # type: ignore[attr-defined]
+    seeds = (1.0 * 1.01 * 1.02) ** (1 / 3)  # the geometric mean
+    expected = [(1e-3 * (place + 1) * factor * seeds, place) for factor in (2, 1) for place in range(len(labels))]
+    assert sorted(places) == pytest.approx(sorted(expected))
+
+
+def test_many_points_are_cut_and_counted_and_what_has_no_logarithm_is_a_word() -> None:
+    many = [{"policy": f"p{i}"} for i in range(50)]
+    figure = POINTS(points(many))
+    assert len(figure.axes[0].containers) == 2 * 40
+    assert figure.get_supxlabel().endswith("; the first 40 of 50 points")
+    assert not POINTS(points(many[:2], error=0.0)).axes[0].containers
+    assert not POINTS(points(many[:2]).assign(nan_count=1)).axes[0].containers

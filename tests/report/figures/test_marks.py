@@ -1,0 +1,65 @@
+"""Axes, words and rows that figures share."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+
+from numdev.report.figures.marks import Dot, around, at_least_a_decade, draw_rows, name_steps, short, spread
+from numdev.report.statistics import Interval
+
+
+@given(st.floats(1e-12, 1e3), st.floats(1, 1e3))
+def test_an_axis_of_a_decade(low: float, ratio: float) -> None:
+    ends = at_least_a_decade(low, low * ratio)
+    assert ends[1] / ends[0] == pytest.approx(max(10, ratio))
+    assert math.prod(ends) == pytest.approx(low * low * ratio)  # about the same middle
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.02, "0.02"), (50.0, "50"), (1e-8, "$10^{-8}$"), (5e-9, r"$5 \times 10^{-9}$")])
+def test_plain_numbers_on_a_log_axis(value: float, text: str) -> None:
+    axis = Figure().add_subplot().yaxis
+    name_steps(axis)
+    assert axis.get_major_formatter()(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(64, "64"), (1024, "1k"), (24576, "24k"), (1 << 21, "2M"), (1536, "1.5k")])
+def test_short(value: int, text: str) -> None:
+    assert short(float(value)) == text
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_words_are_spread(places: list[float]) -> None:
+    gap = 0.08
+    moved = spread(places, gap)
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    assert all(moved[b] - moved[a] > gap - 1e-9 for a, b in pairwise(order))
+    assert min(moved) > gap / 2 - 1e-9
+    assert max(moved) < 1 - gap / 2 + 1e-9
+
+
+@given(st.lists(st.tuples(st.floats(1e-9, 1e6), st.floats(1, 100)), min_size=1, max_size=5), st.floats(0, 0.5))
+def test_every_value_lies_on_the_axis_and_a_share_of_it_is_free(values: list[tuple[float, float]], room: float) -> None:
+    low, high = around([Interval(value, value / wide, value * wide, 3) for value, wide in values], room=room)
+    assert low < min(value for value, _ in values)
+    assert math.log(high / max(value for value, _ in values)) >= room * math.log(high / low)
+    assert high / low >= 10
+
+
+def test_rows_have_a_mark_or_a_word() -> None:
+    axes = Figure().add_subplot()
+    values = [Interval(2.0, 1.0, 4.0, 3), Interval(0.0, 0.0, 0.0, 3), None, Interval(5.0, -math.inf, math.inf, 1)]
+    dots = [Dot(row, value, text="" if value is None else f"{value.estimate:g}") for row, value in enumerate(values)]
+    draw_rows(axes, list("abcd"), dots, at={10.0: "paper"})
+    drawn = [item for item in axes.containers if isinstance(item, ErrorbarContainer)]
+    assert [float(item.lines[0].get_xdata()[0]) for item in drawn] == [2.0, 5.0]  # type: ignore[index]
+    assert sorted(text.get_text() for text in axes.texts) == ["2", "5", "not measured", "not measured", "paper"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == list("abcd")
+    assert axes.get_xlim()[0] < 1
+    assert axes.get_xlim()[1] > 10

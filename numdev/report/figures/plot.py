@@ -347,20 +347,18 @@ _MOST_ROWS = 40
 def draw_points(rows: pd.DataFrame) -> Figure:
     """RMSE from golden of every point and of its baseline, a row for each."""
     labels = [str(name) for name in rows if str(name).startswith(LABEL) and rows[name].notna().any()]
-    every = compared(rows, reference="golden")[labels].drop_duplicates()
-    pairs = [[(name.removeprefix(LABEL), value) for name, value in row.items()] for row in every.to_dict("records")]  # type: ignore[attr-defined]
-    names = [", ".join(f"{name} = {value}" for name, value in own if not pd.isna(value)) or DEFAULTS for own in pairs][
-        :_MOST_ROWS
-    ]
-    places = {tuple(map(_plain, row)): place for place, row in enumerate(every.itertuples(index=False, name=None))}
+    every = list(_groups(compared(rows, reference="golden"), tuple(labels)))
+    pairs = [[(name.removeprefix(LABEL), value) for name, value in zip(labels, key, strict=True)] for key in every[:_MOST_ROWS]]
+    names = [", ".join(f"{name} = {value}" for name, value in own if value is not None) or DEFAULTS for own in pairs]
+    places = {key: place for place, key in enumerate(every[:_MOST_ROWS])}
     subjects = {"baseline": {"shade": BASELINE, "look": {"marker": "|"}}, "variant": {"shade": TILED}}
 
     def dots(panel: pd.DataFrame) -> Iterable[Dot]:
         for subject, look in subjects.items():
             for key, own in _groups(compared(panel, subject, "golden"), tuple(labels)).items():
-                if (place := places.get(key, _MOST_ROWS)) < _MOST_ROWS and len(own):
+                if key in places and len(own):
                     value = replicates(own, METRIC)
-                    yield Dot(place, value, name=subject, absent="NaN or Inf" if value is None else "0", **look)  # type: ignore[arg-type]
+                    yield Dot(places[key], value, name=subject, absent="NaN or Inf" if value is None else "0", **look)  # type: ignore[arg-type]
 
     keys = {name: Line2D([], [], color=shade, marker=marker, linestyle="") for name, shade, marker in _POINT_KEYS}
     left = f"; the first {_MOST_ROWS} of {len(every)} points" if len(every) > _MOST_ROWS else ""

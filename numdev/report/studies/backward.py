@@ -242,8 +242,8 @@ def draw_direction(rows: pd.DataFrame) -> Figure:
                 here = panel[(panel["output"] == output) & (panel["subject"] == "variant")]
                 yield Dot(place + shift, measured(_mean, here, metric), OUTPUT_COLOURS[output], absent="", look=look)
 
-    text = "|cosine| of the error's top singular vector with that of the seed before; open: its share of the error's energy"
-    chance = {by_chance(int(own["problem.shape.head_dim"].iloc[0])): "by chance"}
+    text = "|cosine| of the error's top singular vector with that of the seed before (dashed: by chance); open: share of energy"
+    chance = {by_chance(int(own["problem.shape.head_dim"].iloc[0])): ""}
     return rows_by_scenario(own, [SYMBOLS[name] for name in outputs], dots, text, log=False, at=chance)
 
 

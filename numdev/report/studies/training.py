@@ -580,7 +580,7 @@ WORDS = Words(
 )
 
 _STYLES = ("-", "--", ":", "-.")
-_TITLES = {LARGEST: "Max difference of one weight", WASSERSTEIN: "Wasserstein distance", SIZE: "Relative norm"}
+_TITLES = {LARGEST: "Max difference of a weight", WASSERSTEIN: "Wasserstein distance", SIZE: "Relative norm"}
 _TITLE: dict[str, Any] = {"loc": "left", "fontweight": "bold", "fontsize": 8}
 
 Drawn = Sequence[tuple[Rung, Mapping[str, Any]]]
@@ -657,7 +657,7 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
         drawn.append((rung, {"color": rung.group.shade, "linestyle": _STYLES[seen.count(rung.group) % 4]}))
         seen.append(rung.group)
     metrics = (WASSERSTEIN, LARGEST, SIZE)
-    for axes, metric in zip(parts[0].subplots(1, 3, width_ratios=[2, 1, 1]), metrics, strict=True):
+    for axes, metric in zip(parts[0].subplots(1, 3, width_ratios=[3, 2, 2]), metrics, strict=True):
         axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), **_TITLE)
         _over_steps(axes, drawn, metric, logarithmic=metric != WASSERSTEIN)
         axes.set_xlabel("training steps")

@@ -208,7 +208,7 @@ def test_points_that_no_axes_tell_apart_have_rows(labels: list[dict[str, Any]]) 
     places = [(float(one.lines[0].get_xdata()[0]), float(one.lines[0].get_ydata()[0])) for one in figure.axes[0].containers]  # type: ignore[attr-defined]
     seeds = (1.0 * 1.01 * 1.02) ** (1 / 3)  # the geometric mean
     expected = [(1e-3 * (place + 1) * factor * seeds, place) for factor in (2, 1) for place in range(len(labels))]
-    assert sorted(places) == pytest.approx(sorted(expected))
+    np.testing.assert_allclose(sorted(places), sorted(expected))
 
 
 def test_many_points_are_cut_and_counted_and_what_has_no_logarithm_is_a_word() -> None:

@@ -249,7 +249,7 @@ def test_words_of_a_panel_do_not_overlap(drawn: dict[str, Figure], name: str) ->
 
 def test_figure_7_has_both_metrics_side_by_side(drawn: dict[str, Figure]) -> None:
     left, right = drawn["training_weights"].axes
-    assert [axes.get_title(loc="left") for axes in (left, right)] == ["Max difference of one weight", "Wasserstein distance"]
+    assert [axes.get_title(loc="left") for axes in (left, right)] == ["Max difference of a weight", "Wasserstein distance"]
     for axes in (left, right):
         assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
         assert len(axes.lines) == 4  # three kernels and one ulp

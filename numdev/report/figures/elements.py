@@ -297,11 +297,11 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
     with styled():
         figure = Figure(figsize=_SIZE)
         spec = figure.add_gridspec(3, 2, height_ratios=(1.25, 1.1, 1.0), **_MARGINS)
-        image, names, dots = None, list[str](), list[Dot]()
+        names, dots = list[str](), list[Dot]()
         for place, (where, side) in enumerate((("left", left), ("right", right))):
             errors = side.errors(fmt)
             above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
-            image = _map(above, errors, axes.error_u)
+            image: Any = _map(above, errors, axes.error_u)
             above.set_title(
                 side.title if len(side.title) <= 52 else f"{side.title[:51]}…", loc="left", fontweight="bold", **_TITLE
             )

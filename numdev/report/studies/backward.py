@@ -163,7 +163,7 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-_OPEN = {"marker": "D", "markerfacecolor": "white", "markersize": 3}
+_OPEN: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "markersize": 3}
 
 
 def _dots(known: list[Shares], steps: list[str]) -> Iterator[Dot]:

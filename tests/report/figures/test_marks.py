@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +59,7 @@ def test_rows_have_a_mark_or_a_word() -> None:
     dots = [Dot(row, value, text="" if value is None else f"{value.estimate:g}") for row, value in enumerate(values)]
     draw_rows(axes, list("abcd"), dots, at={10.0: "paper"})
     drawn = [item for item in axes.containers if isinstance(item, ErrorbarContainer)]
-    assert [float(item.lines[0].get_xdata()[0]) for item in drawn] == [2.0, 5.0]  # type: ignore[index]
+    assert [np.asarray(item.lines[0].get_xdata()).tolist() for item in drawn] == [[2.0], [5.0]]
     assert sorted(text.get_text() for text in axes.texts) == ["2", "5", "not measured", "not measured", "paper"]
     assert [label.get_text() for label in axes.get_yticklabels()] == list("abcd")
     assert axes.get_xlim()[0] < 1

@@ -185,7 +185,14 @@ def test_a_replicate_alone_has_no_interval() -> None:
 
 def points(labels: list[dict[str, Any]], error: float = 1e-3) -> pd.DataFrame:
     """Three replicates of each point, and of its baseline with twice the error."""
-    head = {"scenario": "s", "scenario.title": "s", "scenario.role": "beyond", "format": "", "cluster": "", "reference": "golden"}
+    head: dict[str, Any] = {
+        "scenario": "s",
+        "scenario.title": "s",
+        "scenario.role": "beyond",
+        "format": "",
+        "cluster": "",
+        "reference": "golden",
+    }
     head |= {"output": "y", "primary": True} | dict.fromkeys(NONFINITE, 0)
     return pd.DataFrame(
         [

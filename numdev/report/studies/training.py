@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -283,50 +283,43 @@ def of_group(every: Iterable[Rung], group: Group) -> list[Rung]:
 
 
 TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
-_BESIDE = (LARGEST, SIZE)  # what is told beside the Wasserstein distance, and decides nothing
 _FIRST = f"The {METRICS[WASSERSTEIN]}"
 
 
 def weigh_growth(rows: pd.DataFrame) -> Evidence:
     """The difference between flash and baseline attention grows over training, by both metrics."""
     flash = of_group(_sound(rows), Group.FLASH)
-    powers = {rung.name: (rung.exponent(LARGEST), rung.exponent(WASSERSTEIN)) for rung in flash}
-    every = [power for pair in powers.values() for power in pair]
-    least = [min(each, key=lambda power: power.estimate) for each in zip(*powers.values(), strict=True)]
+    powers = {rung.name: {metric: rung.exponent(metric) for metric in (LARGEST, WASSERSTEIN)} for rung in flash}
+    every = [power for each in powers.values() for power in each.values()]
+    least = [min((each[metric] for each in powers.values()), key=_estimate).text() for metric in (LARGEST, WASSERSTEIN)]
     which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
-    figure = f"max difference step^{least[0].text()}, Wasserstein step^{least[1].text()}{which}"
-    listed = "; ".join(_grown(rung, powers[rung.name]) for rung in flash)
-    sentence = f"The difference from baseline attention: {listed}.{left_out(*every)}{_stopped(flash)}"
+    listed = []
+    for rung in flash:
+        grown = " and ".join(
+            f"{METRICS[metric]} scales as step^{power.text()} and grows {rung.growth(metric).text()}-fold"
+            for metric, power in powers[rung.name].items()
+        )
+        steps = rung.steps()
+        listed.append(f"{rung.name}, from step {steps[0]} to {rung.end}: {grown}" if steps else f"{rung.name}: none")
+    sentence = f"The difference from baseline attention: {'; '.join(listed)}.{left_out(*every)}{_stopped(flash)}"
+    figure = f"max difference step^{least[0]}, Wasserstein step^{least[1]}{which}"
     return Evidence(figure, sentence, tuple(Question(power, GROWS) for power in every))
-
-
-def _grown(rung: Rung, powers: tuple[Interval, Interval]) -> str:
-    """How the difference of one rung grows: the exponents of the step, and by which factor it is larger at the end."""
-    steps = rung.steps()
-    if not steps:
-        return f"{rung.name}: none"
-    parts = [
-        f"{METRICS[metric]} scales as step^{power.text()} and grows {rung.growth(metric).text()}-fold"
-        for metric, power in zip((LARGEST, WASSERSTEIN), powers, strict=True)
-    ]
-    return f"{rung.name}, from step {steps[0]} to {rung.end}: {' and '.join(parts)}"
 
 
 def weigh_no_more(rows: pd.DataFrame, other: str) -> Evidence:
     """Flash attention moves the weights no more than another group of runs does."""
     every, group = _sound(rows), Group(other)
     others, flash = of_group(every, group), of_group(every, Group.FLASH)
-
-    def times(metric: str) -> dict[str, Interval]:
-        return {rung.name: over(rung.last(metric), *(each.last(metric) for each in others)) for rung in flash}
-
-    judged = times(WASSERSTEIN)
-    rest = [f"{_span(list(times(metric).values()))} by {METRICS[metric]}" for metric in _BESIDE]
-    sentence = f"{_FIRST} with flash attention over that with {group.words}: {_listed(judged)}; {', '.join(rest)}."
+    times = {
+        metric: {rung.name: over(rung.last(metric), *(each.last(metric) for each in others)) for rung in flash}
+        for metric in METRICS
+    }
+    judged = times.pop(WASSERSTEIN)
+    rest = ", ".join(f"{_span(list(own.values()))} by {METRICS[metric]}" for metric, own in times.items())
+    sentence = f"{_FIRST} with flash attention over that with {group.words}: {_listed(judged)}; {rest}."
     name, most = max(judged.items(), key=lambda item: item[1].estimate)
     figure = most.text() if len(judged) == 1 else f"at most {most.text()} ({name})"
-    questions = tuple(Question(each, NO_LARGER) for each in judged.values())
-    return Evidence(figure, sentence + _stopped([*flash, *others]), questions)
+    return Evidence(figure, sentence + _stopped([*flash, *others]), tuple(Question(each, NO_LARGER) for each in judged.values()))
 
 
 def weigh_precision(rows: pd.DataFrame) -> Evidence:
@@ -337,44 +330,14 @@ def weigh_precision(rows: pd.DataFrame) -> Evidence:
     return _compared(low, flash, ("lower precision", "flash attention"), TIMES, f".{_stopped([*flash, *low])}", halves)
 
 
-def _compared(
-    above: list[Rung], below: list[Rung], names: tuple[str, str], region: Region, rest: str, judged: Sequence[Rung] = ()
-) -> Evidence:
-    """Each rung over each of others at the last step, with the `rest` of the sentence; those `judged` decide, or all."""
-    times = [over(one.last(), rung.last()) for one in judged or above for rung in below]
-    nested = {one.name: {rung.name: over(one.last(), rung.last()) for rung in below} for one in above}
-    each = "; ".join(f"{name}: {_listed(own)}" if len(nested) > 1 else _listed(own) for name, own in nested.items())
-    sentence = f"{_FIRST} with {names[0]} over that with {names[1]}: {each}{rest}"
-    return Evidence(_span(times), sentence, tuple(Question(one, region) for one in times))
-
-
-def weigh_rate(rows: pd.DataFrame) -> Evidence:
-    """Per step, flash attention moves weights no faster than other initial weights, and slower than lower precision."""
-    every = _sound(rows)
-    flash = of_group(every, Group.FLASH)
-    margins = {Group.INIT: MARGIN, Group.PRECISION: 1 / MARGIN}
-    others = {group: pd.concat([rung.rates() for rung in of_group(every, group)], axis=1).mean(axis=1) for group in margins}
-    excess = [rung.rates() - margins[group] * rates for rung in flash for group, rates in others.items()]
-    own = {rung.name: mean(rung.rates().tolist()) for rung in flash}
-    rest = {group.words: mean(rates.tolist()) for group, rates in others.items()}
-    fastest = max(own.values(), key=lambda rate: rate.estimate)
-    short = [f"{words} {significant(each.estimate)}" for words, each in ({Group.FLASH.words: fastest} | rest).items()]
-    sentence = f"Growth of the {METRICS[WASSERSTEIN]} per step, the slope of a straight line: {_listed(own | rest)}."
-    questions = tuple(Question(mean(each.dropna().tolist()), Region(high=0.0)) for each in excess)
-    return Evidence(f"{'; '.join(short)} per step", sentence, questions)
-
-
 def weigh_as_much(rows: pd.DataFrame, other: str) -> Evidence:
     """A control, such as one unit in the last place of one weight, moves the weights as much as flash attention does."""
     every, group = _sound(rows), Group(other)
     (controls, idle), flash = _acting(of_group(every, group)), of_group(every, Group.FLASH)
-
-    def times(metric: str) -> list[Interval]:
-        return [over(control.last(metric), rung.last(metric)) for control in controls for rung in flash]
-
-    beside = ", ".join(f"{_span(times(metric))} by {METRICS[metric]}" for metric in _BESIDE)
+    times = {m: [over(one.last(m), rung.last(m)) for one in controls for rung in flash] for m in METRICS}
+    beside = ", ".join(f"{_span(own)} by {METRICS[metric]}" for metric, own in times.items() if metric != WASSERSTEIN)
     name = controls[0].name if len(controls) == 1 else group.words
-    rest = f"; {beside}.{left_out(*times(WASSERSTEIN))}{idle}{_stopped([*flash, *controls])}"
+    rest = f"; {beside}.{left_out(*times[WASSERSTEIN])}{idle}{_stopped([*flash, *controls])}"
     return _compared(controls, flash, (name, "flash attention"), NO_SMALLER, rest)
 
 
@@ -387,6 +350,33 @@ def weigh_lossy(rows: pd.DataFrame) -> Evidence:
     controls, idle = _acting(moved)
     name = controls[0].name if len(controls) == 1 else Group.ULP.words
     return _compared(lossy, controls, ("a resume", name), LARGER, f".{idle}{_stopped([*lossy, *controls])}")
+
+
+def _compared(
+    above: list[Rung], below: list[Rung], names: tuple[str, str], region: Region, rest: str, judged: Sequence[Rung] = ()
+) -> Evidence:
+    """Each rung over each of others at the last step, with the `rest` of the sentence; those `judged` decide, or all."""
+    times = {one.name: {rung.name: over(one.last(), rung.last()) for rung in below} for one in above}
+    decide = [each for one in judged or above for each in times[one.name].values()]
+    listed = "; ".join(f"{name}: {_listed(own)}" if len(times) > 1 else _listed(own) for name, own in times.items())
+    sentence = f"{_FIRST} with {names[0]} over that with {names[1]}: {listed}{rest}"
+    return Evidence(_span(decide), sentence, tuple(Question(one, region) for one in decide))
+
+
+def weigh_rate(rows: pd.DataFrame) -> Evidence:
+    """Per step, flash attention moves weights no faster than other initial weights, and slower than lower precision."""
+    every = _sound(rows)
+    flash = of_group(every, Group.FLASH)
+    margins = {Group.INIT: MARGIN, Group.PRECISION: 1 / MARGIN}
+    others = {group: pd.concat([rung.rates() for rung in of_group(every, group)], axis=1).mean(axis=1) for group in margins}
+    excess = [rung.rates() - margins[group] * rates for rung in flash for group, rates in others.items()]
+    own = {rung.name: mean(rung.rates().tolist()) for rung in flash}
+    rest = {group.words: mean(rates.tolist()) for group, rates in others.items()}
+    short = {Group.FLASH.words: max(own.values(), key=_estimate)} | rest
+    figure = "; ".join(f"{words} {significant(each.estimate)}" for words, each in short.items())
+    sentence = f"Growth of the {METRICS[WASSERSTEIN]} per step, the slope of a straight line: {_listed(own | rest)}."
+    questions = tuple(Question(mean(each.dropna().tolist()), Region(high=0.0)) for each in excess)
+    return Evidence(f"{figure} per step", sentence, questions)
 
 
 def weigh_same_bits(rows: pd.DataFrame, group: str) -> Evidence:
@@ -452,72 +442,55 @@ def _stopped(every: Iterable[Rung]) -> str:
 
 def _listed(values: Mapping[str, Interval]) -> str:
     """The one value, or each behind its name."""
-    if len(values) == 1:
-        return next(iter(values.values())).text()
-    return ", ".join(f"{name} {each.text()}" for name, each in values.items())
+    each = [f"{name} {one.text()}" for name, one in values.items()]
+    return next(iter(values.values())).text() if len(each) == 1 else ", ".join(each)
 
 
 def _span(values: Sequence[Interval]) -> str:
     """The one ratio, or the least and the greatest."""
-    low, high = (end(values, key=lambda one: one.estimate) for end in (min, max))
-    return low.text() if len(values) == 1 else f"{low.text()} to {high.text()}"
+    low, high = (end(values, key=_estimate).text() for end in (min, max))
+    return low if len(values) == 1 else f"{low} to {high}"
+
+
+def _estimate(value: Interval) -> float:
+    return value.estimate
 
 
 def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """A heading, a sentence and its claims for each finding, of the study with the most kinds of runs."""
-    measured = [rows for rows in map(results.study, results.manifests) if len(rows)]
-    by_group = max((_by_group(rungs(of(rows, ordered(rows)[0]))) for rows in measured), key=len, default={})
-    flash = by_group.get(Group.FLASH)
+    measured_rows = [rows for rows in map(results.study, results.manifests) if len(rows)]
+    every = max((rungs(of(rows, ordered(rows)[0])) for rows in measured_rows), key=_kinds, default=[])
+    groups = {rung.group: rung for rung in reversed(every)}
+    moved = [rung for rung in every if rung.group is Group.ULP]  # of these, the one after which the weights differ most
+    groups |= {Group.ULP: max(moved, key=lambda rung: float(rung.rows[WASSERSTEIN].max()))} if moved else {}
+    flash = groups.get(Group.FLASH)
     if flash is None:
         return
-    for heading, (sentence_of, claims) in _FINDINGS.items():
-        try:
-            yield heading, sentence_of(flash, by_group), claims
-        except Undecidable:
-            continue
-
-
-def _by_group(every: Sequence[Rung]) -> dict[Group, Rung]:
-    """The first rung of each group; of those that move one weight by one ulp, the one after which the weights differ most."""
-    groups = {rung.group: rung for rung in reversed(every)}
-    ulps = [rung for rung in every if rung.group is Group.ULP]
-    return groups | ({Group.ULP: max(ulps, key=lambda rung: float(rung.rows[WASSERSTEIN].max()))} if ulps else {})
-
-
-def _growth(flash: Rung, by_group: Mapping[Group, Rung]) -> str:
-    largest, distance = flash.exponent(LARGEST), flash.exponent(WASSERSTEIN)
-    return (
+    largest, distance = flash.exponent(LARGEST).text(), flash.exponent(WASSERSTEIN).text()
+    growth = (
         f"Between a model trained with flash attention ({flash.name}) and the same model trained with baseline attention, the "
-        f"largest difference of a weight scales with the training step as t^{largest.text()}, the Wasserstein distance as "
-        f"t^{distance.text()}."
+        f"largest difference of a weight scales with the training step as t^{largest}, the Wasserstein distance as t^{distance}."
     )
+    yield "Growth over training", growth, ("fig7",)
+    known = [groups[group] for group in (Group.INIT, Group.PRECISION) if group in groups]
+    listed = " and ".join(f"{times.text()} ({rung.name})" for rung in known if (times := measured(_at_the_end, flash, rung)))
+    if listed:
+        size = f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: "
+        yield "Size compared with other changes", f"{size}{listed}.", ("fig8", "fig8_precision")
+    ulp = groups.get(Group.ULP)
+    if ulp is not None and not ulp.idle() and (times := measured(_at_the_end, ulp, flash)):
+        chaos = (
+            f"With {ulp.name} before training, and baseline attention throughout, the Wasserstein distance at step {flash.end}"
+        )
+        yield "Sensitivity of training", f"{chaos} is {times.text()} times that of flash attention.", ("fig8_ulp",)
 
 
-def _size(flash: Rung, by_group: Mapping[Group, Rung]) -> str:
-    known = [by_group[group] for group in (Group.INIT, Group.PRECISION) if group in by_group]
-    if not known:
-        raise Undecidable("nothing else was trained")
-    listed = " and ".join(f"{over(flash.last(), rung.last()).text()} ({rung.name})" for rung in known)
-    return (
-        f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: {listed}."
-    )
+def _kinds(every: Sequence[Rung]) -> int:
+    return len({rung.group for rung in every})
 
 
-def _chaos(flash: Rung, by_group: Mapping[Group, Rung]) -> str:
-    moved = by_group.get(Group.ULP)
-    if moved is None or moved.idle():
-        raise Undecidable("no weight was moved by one ulp, or the forward pass saw nothing of it")
-    return (
-        f"With {moved.name} before training, and baseline attention throughout, the Wasserstein distance at step "
-        f"{flash.end} is {over(moved.last(), flash.last()).text()} times that of flash attention."
-    )
-
-
-_FINDINGS: dict[str, tuple[Callable[[Rung, Mapping[Group, Rung]], str], tuple[str, ...]]] = {
-    "Growth over training": (_growth, ("fig7",)),
-    "Size compared with other changes": (_size, ("fig8", "fig8_precision")),
-    "Sensitivity of training": (_chaos, ("fig8_ulp",)),
-}
+def _at_the_end(above: Rung, below: Rung) -> Interval:
+    return over(above.last(), below.last())
 
 
 def runs_of(rows: pd.DataFrame) -> Iterator[tuple[str, Group, pd.DataFrame]]:

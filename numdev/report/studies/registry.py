@@ -5,7 +5,7 @@ A study of a user's own is not among these files: its manifest keeps what its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -74,25 +74,34 @@ def _folder() -> Path:
     return next(path for path in (package / "configs/study", package.parent / "configs/study") if path.is_dir())
 
 
-def _chapter(study: str, fields: Mapping[str, Any], operation: str) -> Chapter:
-    """The chapter that a study's file tells; where it states a claim, the claim's figure is the study's unless it names one."""
-    words = WORDS.get(operation, PLAIN)
-    statements = [ClaimStatement.read(one) for one in fields["claims"] if not isinstance(one, str)]
-    claims = {name: claim for name, claim in named(study, tuple(statements)).items() if claim is not None}
-    table = fields.get("table") or (f"{training.__name__}:run_table" if operation == TRAINING else "")
+def _chapter(
+    study: str, fields: Mapping[str, Any], claims: Iterable[Claim], operation: str, *, measured: str = "", is_shipped: bool = True
+) -> Chapter:
+    """The chapter that a study's file or its manifest tells; runs of training have a table of their own."""
+    function = fields.get("table") or (f"{training.__name__}:run_table" if operation == TRAINING else "")
+    own = tuple(claims)
     return Chapter(
         fields.get("place", _LAST),
         study,
         fields["title"],
         fields.get("question", ""),
-        fields.get("measured", ""),
+        fields.get("measured") or measured,
         fields.get("source", ""),
-        tuple(claim_of(name, replace(own, figure=own.figure or fields["figure"]), words) for name, own in claims.items()),
+        own,
         plots_of(fields),
         operation,
-        by_claim=operation == TRAINING,
-        table=partial(_call, table) if table else None,
+        by_claim=operation == TRAINING or (not is_shipped and (bool(function) or len(own) > 1)),
+        table=partial(_call, function) if function else None,
+        with_points=not (is_shipped or function),
     )
+
+
+def _shipped_claims(study: str, fields: Mapping[str, Any], words: Words) -> Iterator[Claim]:
+    """The claims that a study's file states; their figure is the study's unless they name one."""
+    statements = [ClaimStatement.read(one) for one in fields["claims"] if not isinstance(one, str)]
+    for name, own in named(study, tuple(statements)).items():
+        if own is not None:
+            yield claim_of(name, replace(own, figure=own.figure or fields["figure"]), words)
 
 
 def _call(function: str, /, *arguments: Any, **options: Any) -> Any:
@@ -137,7 +146,9 @@ def _shipped() -> list[Chapter]:
         fields = yaml.load(path.read_text(), _LOADER)
         defaults = [item[_OPERATION] for item in fields.get("defaults", ()) if isinstance(item, Mapping)]
         if "place" in fields:
-            chapters.append(_chapter(path.stem, fields, *defaults or ["attention"]))
+            (operation,) = defaults or ["attention"]
+            claims = _shipped_claims(path.stem, fields, WORDS.get(operation, PLAIN))
+            chapters.append(_chapter(path.stem, fields, claims, operation))
     return sorted(chapters, key=lambda chapter: chapter.place)
 
 
@@ -183,28 +194,13 @@ def chapter_of(results: Results, study: str) -> Chapter:
     if known is not None:
         return known
     operations = set(results.points["operation"][results.points["study"] == study])
-    table = training.run_table if operations == {TRAINING} else None
-    return own_chapter(results.manifests[study], tuple(_own_claims(results, study).values()), table)
+    operation = TRAINING if operations == {TRAINING} else ""
+    return own_chapter(results.manifests[study], _own_claims(results, study).values(), operation)
 
 
-def own_chapter(
-    manifest: Mapping[str, Any], claims: tuple[Claim, ...], table: Callable[[Results, str], pd.DataFrame] | None = None
-) -> Chapter:
-    """The chapter that a study's manifest tells, its texts as the file has them; `table` is that of its operation."""
-    table = partial(_call, manifest["table"]) if manifest.get("table") else table
-    return Chapter(
-        manifest.get("place", _LAST),
-        manifest["name"],
-        manifest["title"],
-        manifest.get("question", ""),
-        manifest.get("measured") or _measured(manifest),
-        manifest.get("source", ""),
-        claims,
-        plots_of(manifest),
-        by_claim=table is not None or len(claims) > 1,
-        table=table,
-        with_points=table is None,
-    )
+def own_chapter(manifest: Mapping[str, Any], claims: Iterable[Claim] = (), operation: str = "") -> Chapter:
+    """The chapter that a study's manifest tells, its texts as the file has them."""
+    return _chapter(manifest["name"], manifest, claims, operation, measured=_measured(manifest), is_shipped=False)
 
 
 def own_plot(manifest: Mapping[str, Any], rows: pd.DataFrame) -> Plot | None:

@@ -16,7 +16,7 @@ from scipy import stats
 
 from numdev.report.claims.verdicts import Verdict
 from numdev.report.document.report import make_report
-from numdev.report.reading.frames import TRAINING, WATCH, load
+from numdev.report.reading.frames import WATCH
 from numdev.report.studies.registry import CLAIMS
 from numdev.report.studies.registry import FIGURES as PLOTS
 from numdev.report.studies.spikes import (
@@ -29,7 +29,6 @@ from numdev.report.studies.spikes import (
     excursions,
     lift_at,
     lifts,
-    spike_table,
     spikes,
     watched,
 )
@@ -94,20 +93,12 @@ class TestLift:
             assert lift_at(found, "tie_rate", -1).count == 0
             assert not np.isfinite(lifts(found, "tie_rate")).any()
 
-    def test_near_the_end_of_a_run_there_is_none(self) -> None:
-        (spike,) = spikes(watched(study({0: STEPS})))
-        assert np.isfinite(spike.lift("deviation")[: BEFORE + 1]).all()
-        assert np.isnan(spike.lift("deviation")[BEFORE + 1 :]).all()
-
 
 class TestClaims:
     @pytest.mark.parametrize("name", ["spikes_logit", "spikes_deviation", "spikes_ties", "spikes_delta"])
     def test_verdicts_are_those_of_the_lift(self, name: str) -> None:
         verdicts = {lift: CLAIMS[name].find(study(lift=lift)).verdict for lift in (3.0, 1.0, 1.1)}
         assert verdicts == {3.0: Verdict.HOLDS, 1.0: Verdict.FAILS, 1.1: Verdict.UNDECIDED}
-
-    def test_a_lift_at_the_spike_alone_does_not_precede_it(self) -> None:
-        assert CLAIMS["spikes_logit"].find(study(lift=3.0, lead=0)).verdict is Verdict.FAILS
 
     def test_one_seed_decides_nothing(self) -> None:
         assert CLAIMS["spikes_logit"].find(study({0: 100}, lift=9.0)).verdict is Verdict.UNDECIDED
@@ -174,21 +165,6 @@ def store(tmp_path: Path) -> Store:
     return found
 
 
-def test_the_table_says_sizes_and_ratios(store: Store) -> None:
-    table = spike_table(load(store, kind=TRAINING), "spikes").set_index("figure")
-    assert list(table.index) == list(FIGURES.values())
-    assert str(table.loc["largest logit", "1 before, ratio"])[:3] in ("1.9", "2.0")
-    assert list(table) == [
-        "ordinary",
-        "5 before",
-        "5 before, ratio",
-        "1 before",
-        "1 before, ratio",
-        "at the spike",
-        "at the spike, ratio",
-    ]
-
-
 def test_a_report_has_table_figure_and_verdict(store: Store, tmp_path: Path) -> None:
     make_report(store.path, tmp_path / "report")
     assert len(pd.read_csv(tmp_path / "report/watch.csv")) == 5 * STEPS
@@ -222,16 +198,6 @@ class TestNoise:
     def test_none_is_found_in_it(self, seed: int) -> None:
         assert excursions(noise(600, seed)) == []
 
-    def test_the_first_is_where_all_values_at_once_say(self) -> None:
-        values = noise(2000)
-        places = WINDOW + np.flatnonzero(beyond(values, WINDOW, 3.0))
-        assert excursions(values, factor=3.0)[0].first == places[0]
-
-    def test_what_falls_is_none(self) -> None:
-        falling = [10 * math.exp(-step / 50) + 0.01 * x for step, x in enumerate(noise(300))]
-        assert excursions(falling) == []
-        assert excursions([-x for x in noise(300)]) == []
-
 
 class TestPlanted:
     @given(st.integers(WINDOW, 180), st.integers(1, 15), st.integers(0, 5))
@@ -242,14 +208,6 @@ class TestPlanted:
         (found,) = excursions(values)
         assert (found.first, found.last) == (place, min(place + length, 200) - 1)
         assert found.height > FACTOR
-
-    @given(st.floats(1e-3, 1e3), st.floats(-1e3, 1e3))
-    @settings(max_examples=20, deadline=None)
-    def test_units_and_origin_do_not_matter(self, unit: float, origin: float) -> None:
-        values = noise(120)
-        values[80] += 30
-        places = [(found.first, found.last) for found in excursions([unit * x + origin for x in values])]
-        assert places == [(80, 80)]
 
     def test_two_with_ordinary_values_between_are_two(self) -> None:
         values = noise(200)
@@ -266,8 +224,3 @@ class TestPlanted:
         values = noise(100)
         values[60], values[61], values[5] = math.nan, math.inf, math.nan
         assert excursions(values) == [Excursion(60, 61, math.inf)]
-
-    def test_too_short_a_series_has_none(self) -> None:
-        assert excursions([*noise(WINDOW - 1), 1000.0]) == []
-        assert excursions([]) == []
-        assert excursions([1.0] * 100) == []

@@ -7,14 +7,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from numdev.report.claims.verdicts import Finding, Verdict, judge
-from numdev.report.reading.frames import LOSS, RUN, TRAINING, WATCH, Results, load
+from numdev.report.reading.frames import TRAINING, Results, load
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, name_of, run_table, rungs
 from numdev.results.store import Store
@@ -80,11 +79,6 @@ def test_a_verdict_follows_from_the_laws(claim: str, laws: dict[str, Law | None]
     assert find(claim, **laws).verdict is verdict
 
 
-@pytest.mark.parametrize("name", OF_WEIGHTS)
-def test_every_claim_can_come_out_each_way(name: str) -> None:
-    assert {HOLDS, FAILS, NOT_MEASURED} <= {verdict for claim, _, verdict in CASES if claim == name}
-
-
 @pytest.mark.parametrize("name", OF_TRAINING)
 def test_no_rows_decide_nothing(name: str) -> None:
     assert CLAIMS[name].find(rows_of(ladder()).iloc[:0]).verdict is NOT_MEASURED
@@ -122,17 +116,6 @@ def test_a_control_that_does_not_act_divides_nothing(claim: str) -> None:
     assert (both.verdict, both.figure) == (alone.verdict, alone.figure)
     assert both.verdict is HOLDS
     assert "Left out, because the control did not act: one weight moved by one ulp (in 3 of 3" in both.sentence
-
-
-def test_one_replicate_in_which_the_control_does_not_act_is_enough() -> None:
-    rows = rows_of(ladder())
-    own = (rows["label.rung"] == "one_ulp") & (rows["seed"] == 1)
-    rows.loc[own, WASSERSTEIN] = 1e-10
-    assert "in 1 of 3 replicates" in CLAIMS["restart_lossy"].find(rows).sentence
-
-
-def test_the_sham_that_differs_says_what_it_means() -> None:
-    assert "Nothing else in this figure counts" in find("training_sham", sham=Law(1e-9)).sentence
 
 
 def test_a_claim_without_records_is_told_so(tmp_path: Path) -> None:
@@ -257,18 +240,6 @@ def test_figure_7_has_both_metrics_side_by_side(drawn: dict[str, Figure]) -> Non
         assert all("0.5" in text.get_text() or "0.4" in text.get_text() for text in axes.texts)
 
 
-def test_two_controls_of_figure_7_have_lines_of_their_own() -> None:
-    own = [Trained(f"ulp_{bits}", Law(1e-4), {"ulp": bits}) for bits in (1, 65536)]
-    (axes, _) = FIGURES["training_weights"](rows_of(own)).axes
-    assert len({line.get_linestyle() for line in axes.lines}) == len(own) == 2
-
-
-def test_titles_of_panels_are_not_cut(drawn: dict[str, Figure]) -> None:
-    for axes in drawn["training_loss"].axes:
-        title = max(axes.findobj(Text), key=lambda text: len(text.get_text()))
-        assert Text.get_window_extent(title).x1 < axes.get_window_extent().x1 + 4, title.get_text()
-
-
 def test_figure_8_shows_every_rung_and_that_the_sham_is_zero(drawn: dict[str, Figure], toy: tuple[Store, Results]) -> None:
     last, rate = drawn["training_ladder"].axes[-2:]
     names = [label.get_text() for label in last.get_yticklabels()]
@@ -276,12 +247,6 @@ def test_figure_8_shows_every_rung_and_that_the_sham_is_zero(drawn: dict[str, Fi
     assert names[0] == "the reference again (sham)"
     assert last.texts[0].get_text() == "exactly 0"
     assert len(last.containers) == len(rate.containers) == len(names) - 2  # nor has the exact restart a difference
-
-
-def test_the_losses_have_a_thin_line_per_replicate(drawn: dict[str, Figure]) -> None:
-    for axes in drawn["training_loss"].axes:
-        assert len(axes.lines) == 4  # two replicates, each with its reference
-        assert all(line.get_linewidth() < 1 for line in axes.lines)
 
 
 def test_samples_are_shown_as_they_were_stored(drawn: dict[str, Figure]) -> None:
@@ -300,26 +265,3 @@ def test_the_table_of_runs_has_a_row_for_each(toy: tuple[Store, Results]) -> Non
         "same bits": "2 of 2",
         "stopped": "no",
     }
-
-
-def test_a_stopped_run_is_in_the_table(tmp_path: Path) -> None:
-    results = load(stored(tmp_path, ladder(fp16=Law(1e-3, until=8))), kind=TRAINING)
-    table = run_table(results, "fig8").set_index("run")
-    assert table.loc["FP16 (autocast) against FP32", "stopped"] == "the loss is not finite at step 8"
-
-
-def test_all_three_tables_are_read(toy: tuple[Store, Results]) -> None:
-    _, results = toy
-    made, read = rows_of(ladder(), seeds=2), results.study("fig8")
-    whole = read[read["tensor"] == "model"].reset_index(drop=True)
-    pd.testing.assert_frame_equal(whole[list(made)], made, check_dtype=False)  # other tests judge what a store gives
-    assert set(results.further) == {LOSS, RUN, WATCH}
-    assert len(results.further[WATCH]) == 0, "no run was watched"
-    assert results.rows.groupby("key")["step"].nunique().eq(len(STEPS)).all()
-    assert isinstance(results.study("fig8", RUN), pd.DataFrame)
-    assert "attention" not in results.points
-    assert {"policy", "tiling.area", "problem.shape.keys"}.isdisjoint(results.points)
-
-
-def test_what_ranks_do_is_told_too() -> None:
-    assert find("fig8_ranks").sentence.startswith(f"{CLAIMS['fig8_ranks'].text}. ")

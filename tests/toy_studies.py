@@ -56,7 +56,7 @@ def named(study: Study) -> Study:
 
 def title_of(scenario: str) -> str:
     """What a reader sees of a scenario: never its name."""
-    return f"toy {scenario.replace('_', ' ')} inputs"
+    return f"toy {scenario.replace('_', ' ')} inputs{', FP32 inside' if scenario.startswith('kernel') else ''}"
 
 
 def _problem(scenario: str, n: int, dim: int) -> Problem:

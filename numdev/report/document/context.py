@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 import pandas as pd
@@ -169,14 +170,28 @@ def _findings(parts: Sequence[Part], markup: Markup) -> list[dict[str, str]]:
 
 
 def _findings_of(part: Part) -> Iterator[tuple[str, str]]:
-    declared = list(words_for(part.results).findings(part.results))
-    for heading, sentence, names in declared:
-        open_ones = (one for one in part.claims if one.claim.name in names and one.word == Verdict.UNDECIDED.value)
-        texts = dict.fromkeys(f"“{one.claim.text}”" for one in open_ones)
-        yield heading, sentence + (f" Undecided: {', '.join(texts)}." if texts else "")
-    for result in part.claims if not declared else ():
+    """Heading and sentence of each finding: by the operation's templates, or else the claims."""
+    first = {one.claim.name: one for one in reversed(part.claims)}
+    declared = words_for(part.results).findings
+    told = [(heading, sentence) for name, (heading, text) in declared.items() if (sentence := _told(first.get(name), text))]
+    yield from told
+    for result in part.claims if not told else ():
         figure = f"{result.main.title}: {result.findings[result.main].figure}"
         yield result.claim.text, f"{result.brief[0].upper()}{result.brief[1:]}. {figure}."
+
+
+def _told(result: ClaimResult | None, text: str) -> str:
+    """A template with figures of a claim: `{main}` of its main scenario, else of the first with such words in its title."""
+    if result is None:
+        return ""
+    figures = {}
+    for key in (key for _, key, _, _ in Formatter().parse(text) if key):
+        scenario = next((one for one in result.findings if key == "main" or key in one.title), None)
+        if scenario is None or result.findings[scenario].figure in ("unknown", "not measured"):
+            return ""
+        figures[key] = result.findings[scenario].figure
+    undecided = f" Undecided: “{result.claim.text}”." if result.word == Verdict.UNDECIDED.value else ""
+    return text.format_map(figures) + undecided
 
 
 def _claim(result: ClaimResult, markup: Markup) -> dict[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
 
 from numdev.report.reading.columns import meaning
-from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.view import Shown, is_numeric
 
@@ -159,10 +158,6 @@ def _nothing(rows: pd.DataFrame) -> str:
     return ""
 
 
-def _none(results: Results) -> Iterable[tuple[str, str, tuple[str, ...]]]:
-    return ()
-
-
 @dataclass(frozen=True)
 class Words:
     """The words for one operation; its module in `numdev.report.studies` declares them, and any other has the defaults.
@@ -178,8 +173,8 @@ class Words:
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
         cluster: what a cluster of replicates that are alike is.
-        findings: of some results, each a heading, a sentence in plain words, and the claims on what it says; a report begins with
-            the first three, and says which of their claims are undecided.
+        findings: by claim a heading and a sentence in plain words, a template that names its figures by words of scenarios' titles;
+            a report begins with the first three, and says which claims are undecided.
         rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.verdicts.rules`.
     """
 
@@ -193,7 +188,7 @@ class Words:
     describe: Callable[[pd.DataFrame], str] = _nothing
     replicates: str = "replicates"
     cluster: str = "cluster"
-    findings: Callable[[Results], Iterable[tuple[str, str, tuple[str, ...]]]] = _none
+    findings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     rules: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -1,8 +1,7 @@
-"""Studies of attention, of either pass: words, the findings with which a report begins, and figures beside those in words."""
+"""Studies of attention, of either pass: words, and figures beside those that a study's file states in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +10,13 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from numdev.report.claims.evidence import DEVIATION, EVERY, over_baseline, over_column
+from numdev.report.claims.evidence import EVERY
 from numdev.report.claims.verdicts import Undecidable
 from numdev.report.figures.lines import draw_lines
 from numdev.report.figures.marks import Dot, draw_rows, in_u, legend, replicates, titled
 from numdev.report.figures.theme import BASELINE, GREY, PAGE, POLICY_COLOURS, TILED
-from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.reading.wording import Words
-from numdev.report.statistics import Interval, significant
 
 LENGTH = "problem.shape.keys"
 SAME_INPUTS = "golden_same_inputs"
@@ -107,66 +104,6 @@ def of_output(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     return own.assign(primary=True)
 
 
-def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A heading, a sentence and its claim for each finding whose study was measured."""
-    for study, sentence_of in {"fig4": _distance, "fig5a": _growth, "fig4_assumptions": _dependence}.items():
-        if study in results.manifests:
-            rows = results.study(study)
-            try:
-                heading, sentence = sentence_of(rows[rows["format"] == "bf16"])
-            except Undecidable:
-                continue
-            yield heading, sentence, (study,)
-
-
-def _both(rows: pd.DataFrame, measure: Callable[[pd.DataFrame], Interval]) -> tuple[Interval, Interval]:
-    """With every step in the format, and with FP32 inside."""
-    return measure(_of_policy(rows, "uniform")), measure(_of_policy(rows, "kernel"))
-
-
-def _of_policy(rows: pd.DataFrame, policy: str) -> pd.DataFrame:
-    """The first scenario under a policy, on the inputs of the first scenario of all."""
-    like = of(rows, ordered(rows)[0])[_KIND].iloc[0] if len(rows) else ""
-    own = rows[(rows["policy"] == policy) & (rows[_KIND] == like)]
-    return of(own, ordered(own)[0]) if len(own) else own
-
-
-def _distance(rows: pd.DataFrame) -> tuple[str, str]:
-    every, inside = _both(rows, lambda own: over_baseline(own, DEVIATION))
-    where = f"inputs from {inputs(_of_policy(rows, 'uniform'))}, N = {int(_of_policy(rows, 'uniform')[LENGTH].iloc[0])}"
-    sentence = (
-        f"With every step rounded to BF16, tiled attention deviates from exact attention {every.text()} times as far as "
-        f"untiled attention does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is "
-        f"{inside.text()} (largest deviation of the output; {where})."
-    )
-    return "Distance from exact attention", sentence
-
-
-def _growth(rows: pd.DataFrame) -> tuple[str, str]:
-    every, inside = _both(rows, lambda own: over_column(own, LENGTH, DEVIATION, "N"))
-    sentence = (
-        f"At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
-        f"N^{every.text()} where every step is rounded to BF16, and as N^{inside.text()} with FP32 inside."
-    )
-    return "Growth with the sequence length", sentence
-
-
-def _dependence(rows: pd.DataFrame) -> tuple[str, str]:
-    main, *others = [of(rows, scenario) for scenario in ordered(rows)]
-    least, most = min(main[LENGTH]), max(main[LENGTH])
-    ends = [over_baseline(main[main[LENGTH] == n], DEVIATION).estimate for n in (least, most)]
-    rest = [over_baseline(own[own[LENGTH] == most], DEVIATION).estimate for own in others]
-    elsewhere = (
-        f", and {significant(min(rest))} to {significant(max(rest))} with other distributions at the latter N" if rest else ""
-    )
-    sentence = (
-        f"The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio goes from "
-        f"{significant(ends[0])} at N = {int(least)} to {significant(ends[-1])} at N = {int(most)} with inputs from "
-        f"{inputs(main)}{elsewhere}."
-    )
-    return "What the tenfold ratio depends on", sentence
-
-
 def draw_rescales(rows: pd.DataFrame, **options: Any) -> Figure:
     """The difference over `tiles`, the number of tiles of keys, which is one more than that of rescales."""
     return draw_lines(rows.assign(tiles=np.ceil(rows[LENGTH] / rows["variant.tiling.bc"])), x="tiles", **options)
@@ -208,7 +145,28 @@ WORDS = Words(
     describe=describe,
     replicates="heads",
     cluster="layer",
-    findings=findings,
+    findings={
+        "fig4": (
+            "Distance from exact attention",
+            "With every step rounded to BF16, tiled attention deviates from exact attention {main} times as far as untiled "
+            "attention "
+            "does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is {FP32 inside} "
+            "(largest "
+            "deviation of the output).",
+        ),
+        "fig5a": (
+            "Growth with the sequence length",
+            "At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
+            "{main} "
+            "where every step is rounded to BF16, and as {FP32 inside} with FP32 inside.",
+        ),
+        "fig4_assumptions": (
+            "What the tenfold ratio depends on",
+            "The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio is "
+            "{main} with "
+            "the inputs that we assume, and {normal} with normal ones.",
+        ),
+    },
 )
 BACKWARD = replace(
     WORDS,

@@ -456,43 +456,6 @@ def _estimate(value: Interval) -> float:
     return value.estimate
 
 
-def findings(results: Results) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """A heading, a sentence and its claims for each finding, of the study with the most kinds of runs."""
-    measured_rows = [rows for rows in map(results.study, results.manifests) if len(rows)]
-    every = max((rungs(of(rows, ordered(rows)[0])) for rows in measured_rows), key=_kinds, default=[])
-    groups = {rung.group: rung for rung in reversed(every)}
-    moved = [rung for rung in every if rung.group is Group.ULP]  # of these, the one after which the weights differ most
-    groups |= {Group.ULP: max(moved, key=lambda rung: float(rung.rows[WASSERSTEIN].max()))} if moved else {}
-    flash = groups.get(Group.FLASH)
-    if flash is None:
-        return
-    largest, distance = flash.exponent(LARGEST).text(), flash.exponent(WASSERSTEIN).text()
-    growth = (
-        f"Between a model trained with flash attention ({flash.name}) and the same model trained with baseline attention, the "
-        f"largest difference of a weight scales with the training step as t^{largest}, the Wasserstein distance as t^{distance}."
-    )
-    yield "Growth over training", growth, ("fig7",)
-    known = [groups[group] for group in (Group.INIT, Group.PRECISION) if group in groups]
-    listed = " and ".join(f"{times.text()} ({rung.name})" for rung in known if (times := measured(_at_the_end, flash, rung)))
-    if listed:
-        size = f"At step {flash.end}, the Wasserstein distance with flash attention ({flash.name}) over that of other changes: "
-        yield "Size compared with other changes", f"{size}{listed}.", ("fig8", "fig8_precision")
-    ulp = groups.get(Group.ULP)
-    if ulp is not None and not ulp.idle() and (times := measured(_at_the_end, ulp, flash)):
-        chaos = (
-            f"With {ulp.name} before training, and baseline attention throughout, the Wasserstein distance at step {flash.end}"
-        )
-        yield "Sensitivity of training", f"{chaos} is {times.text()} times that of flash attention.", ("fig8_ulp",)
-
-
-def _kinds(every: Sequence[Rung]) -> int:
-    return len({rung.group for rung in every})
-
-
-def _at_the_end(above: Rung, below: Rung) -> Interval:
-    return over(above.last(), below.last())
-
-
 def runs_of(rows: pd.DataFrame) -> Iterator[tuple[str, Group, pd.DataFrame]]:
     """The rows of each rung of each scenario, with its name and its group, in the order of `Group`."""
     scenarios = ordered(rows)
@@ -542,7 +505,24 @@ WORDS = Words(
     problem_class="problem.type",
     inputs=_inputs,
     describe=_describe,
-    findings=findings,
+    findings={
+        "fig7": (
+            "Growth over training",
+            "The weights of a model trained with flash attention part from those of the same model trained with baseline "
+            "attention: "
+            "{main}.",
+        ),
+        "fig8": (
+            "Size compared with other changes",
+            "After the last step the Wasserstein distance with flash attention over that with other initial weights is {main}.",
+        ),
+        "fig8_ulp": (
+            "Sensitivity of training",
+            "With one weight moved by one ulp before training, and baseline attention throughout, the Wasserstein distance "
+            "after the "
+            "last step over that with flash attention is {main}.",
+        ),
+    },
     rules=(
         ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
         ("is it as much as another? (ratio)", f"lies above {1 / MARGIN:.3f}", f"lies below {1 / MARGIN:.3f}"),

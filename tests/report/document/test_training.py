@@ -67,7 +67,7 @@ def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: 
     (claim,) = judge(CLAIMS, results)
     assert (claim.word != "undecided") is is_decided
     sentence = context([Part(results, [claim], tmp_path)], TYPST)["highlights"][0]["sentence"]
-    assert "scales with the training step" in sentence
+    assert "part from those of the same model" in sentence
     assert ("Undecided: “The weights with flash attention and with baseline" in sentence) is not is_decided
 
 

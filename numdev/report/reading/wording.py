@@ -173,7 +173,7 @@ class Words:
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
         cluster: what a cluster of replicates that are alike is.
-        findings: by claim a heading and a sentence in plain words, a template that names its figures by words of scenarios' titles;
+        findings: by claim a heading and a sentence in plain words, a template that names figures by words of scenarios' titles;
             a report begins with the first three, and says which claims are undecided.
         rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.verdicts.rules`.
     """

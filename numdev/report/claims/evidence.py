@@ -147,17 +147,14 @@ def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence], mai
     if not names:
         raise Undecidable("nothing was measured")
     main = main if main in names else names[0]
-    evidence = judge(rows[rows["format"] == main])
-    others = [f"{name} {_brief(rows[rows['format'] == name], judge)}" for name in names if name != main]
+    evidence, others = judge(rows[rows["format"] == main]), []
+    for name in (name for name in names if name != main):
+        try:
+            others.append(f"{name} {judge(rows[rows['format'] == name]).figure}")
+        except Undecidable as reason:
+            others.append(f"{name} unknown ({reason})")
     rest = f" Other formats: {'; '.join(others)}." if others else ""
     return replace(evidence, sentence=f"At {main}: {evidence.sentence}{rest}")
-
-
-def _brief(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence]) -> str:
-    try:
-        return judge(rows).figure
-    except Undecidable as reason:
-        return f"unknown ({reason})"
 
 
 def claim_of(name: str, statement: ClaimStatement, words: Words = PLAIN, table: str = "", names: Wording | None = None) -> Claim:
@@ -342,7 +339,12 @@ def _at(rows: pd.DataFrame, labels: Labels, names: Wording) -> pd.DataFrame:
     for axis, entry in labels.items():
         column = _column(rows, axis)
         own = the_entry(rows, axis, EntryRole(entry["role"])) if isinstance(entry, dict) else entry
-        rows = rows[_is_entry(rows[column], own)] if column in rows else rows.iloc[:0]
+        if column not in rows:
+            rows = rows.iloc[:0]
+        elif isinstance(own, (int, float)) and not isinstance(own, bool):  # in tables of several studies it may have become text
+            rows = rows[pd.to_numeric(rows[column], errors="coerce") == own]
+        else:
+            rows = rows[rows[column].astype(str) == str(own)]
         if rows.empty:
             raise NotMeasured(f"nothing was measured with {_entries({axis: own}, names)}")
     return rows
@@ -361,13 +363,6 @@ def the_entry(rows: pd.DataFrame, axis: str, role: EntryRole) -> str:
         there = ", ".join(entries) or "none"
         raise Undecidable(f"the claim needs one {axis} with the role {role.value} in the study, and there is {there}")
     return entries[0]
-
-
-def _is_entry(values: pd.Series[Any], entry: Any) -> pd.Series[bool]:
-    """Where a column of labels has an entry; in the tables of several studies numbers may have become text."""
-    if isinstance(entry, (int, float)) and not isinstance(entry, bool):
-        return pd.to_numeric(values, errors="coerce") == entry
-    return values.astype(str) == str(entry)
 
 
 def _entries(labels: Labels, names: Wording) -> str:
@@ -485,9 +480,6 @@ def _means(claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> tuple[s
         listed = ", ".join(f"{entry} {one.text()}" for entry, one in each.items())
         return listed, ", ".join(significant(one.estimate) for one in each.values())
     at = _replicates(rows, claim).groupby(_column(rows, claim.over), sort=True)[claim.column].mean()
-    steps = ", ".join(f"{significant(float(value))} at {_short(place)}" for place, value in at.items())
+    places = [str(int(place)) if isinstance(place, float) and place.is_integer() else str(place) for place in at.index]
+    steps = ", ".join(f"{significant(float(value))} at {place}" for place, value in zip(places, at, strict=True))
     return steps, steps
-
-
-def _short(place: object) -> str:
-    return str(int(place)) if isinstance(place, float) and place.is_integer() else str(place)

@@ -122,13 +122,7 @@ def rules() -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True)
 class Question:
-    """Whether a value lies in a region.
-
-    Attributes:
-        value: what was measured.
-        region: where the claim holds.
-        is_condition: whether it only makes the others worth asking: if not met, the claim is undecided and has not failed.
-    """
+    """Whether a value lies in the region where the claim holds; a condition that is not met leaves the claim undecided."""
 
     value: Interval
     region: Region
@@ -142,12 +136,9 @@ class Question:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a claim in one scenario.
+    """The verdict on a claim in one scenario, with the figure that decides, such as `9.1 [8.7, 9.5]`, and a sentence.
 
     Attributes:
-        verdict: see `Verdict`.
-        figure: the measured figure that decides, such as `9.1 [8.7, 9.5]`.
-        sentence: what was measured, with the other figures that belong to it.
         p: of the verdict, adjusted for the number of questions in its table; NaN where there is nothing to test.
         over: what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`.
         beside: the verdict by another metric than the source's.
@@ -176,8 +167,7 @@ class Evidence:
         figure, sentence: as in `Finding`.
         questions: the claim holds if all of them do, and fails if one fails; without any it is undecided.
         beside: the evidence by RMSE, which sees every element; it has no sentence.
-        says: what a verdict means in words that stand before the sentence, by verdict.
-        is_measured: whether anything was measured that the claim speaks of.
+        says: words that stand before the sentence, by verdict.
         seen: the verdict where the claim is about the measured runs alone, so that nothing is inferred; then it has no questions.
     """
 
@@ -216,14 +206,10 @@ class Evidence:
         by_rmse = "" if beside is None else f" By RMSE: {beside.verdict.value}, {beside.figure}."
         first = f"{self.says[verdict]} " if verdict in self.says else ""
         over = "over no runs but these" if self.seen else over
-        return Finding(verdict, self.figure, f"{first}{self.sentence}{self._equal()}{by_rmse}", p, over, beside)
-
-    def _equal(self) -> str:
-        """A sentence on replicates that are all equal, or nothing."""
-        counts = [share.freedom + 1 for question in self.questions for share in question.value.shares if share.error == 0]
-        if not counts:
-            return ""
-        return f" Where all {min(counts)} replicates are equal, at most {largest_share(min(counts)):.0%} of others differ (95 %)."
+        equal = [share.freedom + 1 for question in self.questions for share in question.value.shares if share.error == 0]
+        share = f"at most {largest_share(min(equal)):.0%} of others differ (95 %)." if equal else ""
+        same = f" Where all {min(equal)} replicates are equal, {share}" if equal else ""
+        return Finding(verdict, self.figure, f"{first}{self.sentence}{same}{by_rmse}", p, over, beside)
 
 
 def equal(ratios: Iterable[Interval]) -> Verdict:
@@ -251,17 +237,11 @@ def count(evidence: Iterable[Evidence]) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence that measurements can bear out or not.
+    """One sentence that measurements can bear out or not; see `numdev.results.claim.ClaimStatement`.
 
     Attributes:
-        name: as a study's manifest lists it.
-        figure: the name of the figure that shows it.
-        text: the claim.
-        source: where it is made, or to which claims of papers it is our question.
-        test: weighs it on the rows of one scenario.
-        across: whether the scenarios are the methods that the claim compares, so that it is judged once, on all of them.
+        test: weighs it on the rows of one scenario, or of all where `across`.
         words: for the operation of which it speaks.
-        table: of the records whose rows it is weighed on; empty for the primary one.
     """
 
     name: str
@@ -296,14 +276,7 @@ _REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the m
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim judged in every scenario of one study.
-
-    Attributes:
-        claim: what was judged.
-        study: on whose points.
-        findings: by scenario, the source's own first.
-        questions: how many its table asks, for all of which p-values are adjusted.
-    """
+    """A claim judged in every scenario of one study, the source's own first; `questions` are those of its table."""
 
     claim: Claim
     study: str
@@ -380,8 +353,12 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
         for name, manifest in results.manifests.items():
             if claim.name in manifest["claims"]:
                 rows = results.study(name, claim.table)
-                roles = by_role(results.scenarios(name).values())
-                by_scenario = {_whole(results, name): rows} if claim.across else {one: of(rows, one) for one in roles}
+                scenarios = by_role(results.scenarios(name).values())
+                by_scenario = {one: of(rows, one) for one in scenarios}
+                if claim.across:  # all scenarios as one, with the most cautious of their roles
+                    title, overrides = str(manifest["title"]), " ".join(manifest["overrides"])
+                    role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
+                    by_scenario = {Scenario(name, f"{title}, with overrides: {overrides}" if overrides else title, role): rows}
                 for scenario, own in by_scenario.items():
                     weighed.append((claim, name, scenario, claim.weigh(own), generality(own, claim.words)))
     findings = judged([evidence for *_, evidence, _ in weighed], [words for *_, words in weighed])
@@ -390,14 +367,6 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
     for (claim, study, scenario, *_), finding in zip(weighed, findings, strict=True):
         of_claim.setdefault((claim.name, study), {})[scenario] = finding
     return [ClaimResult(claims[name], study, own, questions) for (name, study), own in of_claim.items()]
-
-
-def _whole(results: Results, study: str) -> Scenario:
-    """All scenarios of a study as one, with the most cautious of their roles."""
-    own = list(results.scenarios(study).values())
-    role = max((scenario.role for scenario in own), key=list(Role).index, default=Role.BEYOND)
-    title, overrides = str(results.manifests[study]["title"]), results.manifests[study]["overrides"]
-    return Scenario(study, f"{title}, with overrides: {' '.join(overrides)}" if overrides else title, role)
 
 
 def note(claims: Sequence[ClaimResult]) -> str:

@@ -19,6 +19,7 @@ from matplotlib.lines import Line2D
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import over_column, ratio_of
 from numdev.report.figures.marks import (
+    BESIDE,
     DASHED,
     Dot,
     Name,
@@ -80,7 +81,7 @@ class Lines:
         symbol: of x; with it panels state the exponent.
         paper: what the source says, above the first panel.
         in_u: whether metrics are in units of u of the format.
-        ratio: `of` and `to` of a claim: over formats beside the first panel and, with `over`, in place of the metric.
+        ratio: `of` and `to` of a claim: over formats beside the first panel, or in the layout `panels` in place of the metric.
         ratio_text: what that is.
         at: values of the ratio, or of y, that have a line, with words.
         band: values of the ratio between which there is a band.
@@ -220,13 +221,7 @@ class Lines:
             axes.axhspan(*self.band, color=PALE, zorder=0, linewidth=0)
         for value, words in self.at.items():
             axes.axhline(value, **DASHED | ({"color": BLACK, "linestyle": "-"} if value == 1 else {}))
-            look: dict[str, Any] = {
-                "textcoords": "offset points",
-                "ha": "right",
-                "va": "bottom",
-                "color": GREY,
-                "fontsize": SMALL,
-            }
+            look: dict[str, Any] = BESIDE | {"ha": "right", "va": "bottom", "color": GREY}
             axes.annotate(words if named else "", (1, value), (-2, 2), xycoords=axes.get_yaxis_transform(), **look)
 
     def beside(self, axes: Axes, rows: pd.DataFrame) -> None:

@@ -206,16 +206,9 @@ def line(axes: Axes, points: Points, **look: Any) -> None:
 
 @dataclass(frozen=True)
 class Dot:
-    """A value with its interval in a row, or words where there is none.
+    """A value with its interval in a row, and `text` behind it; `absent` where there is none, or on a log axis none above 0.
 
-    Attributes:
-        row: its place from the top.
-        value: on a log axis only a positive one is drawn.
-        shade: its colour.
-        text: behind it.
-        absent: where there is no value, or on a log axis none above 0.
-        look: of `errorbar`.
-        name: in words, for those who point at it.
+    Rows are counted from the top; `look` is that of `errorbar`, and `name` is for those who point at the dot.
     """
 
     row: float
@@ -236,7 +229,6 @@ def draw_rows(
     band: tuple[float, float] | None = None,
     log: bool = True,
     room: float = 0.25,
-    above: float = 0.0,
 ) -> None:
     """Intervals in rows with names, the first on top; lines `at` values with words, 1 solid; the share `room` is for words."""
     known, every = [], list(dots)
@@ -263,7 +255,7 @@ def draw_rows(
         side: dict[str, Any] = {"ha": "right" if place <= 1 else "left", "va": "bottom", "color": GREY}
         axes.annotate(words, (place, 1), (0, 2), xycoords=axes.get_xaxis_transform(), **BESIDE | side)
     axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6 - above)
+    axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
@@ -346,12 +338,7 @@ def draw_grid(panels: list[list[Panel]], draw: Draw, limits: Limits, text: tuple
 def fill(figure: Figure | SubFigure, panels: list[list[Panel]], draw: Draw, limits: Limits, text: tuple[str, str]) -> None:
     """Fill a figure, or a part of one, with rows of panels; the large ones share a vertical log axis, and so do the small ones.
 
-    Args:
-        figure: is filled.
-        panels: rows of them.
-        draw: fills one.
-        limits: of the vertical axis, from the rows of all panels that share it.
-        text: what the horizontal and the vertical axis show, with units.
+    `draw` fills one; `limits` are those of the vertical axis, from the rows of all panels that share it; `text` names the axes.
     """
     across = {large: max((len(row) for row in panels if row[0].large == large), default=1) for large in (True, False)}
     spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=heights(panels))

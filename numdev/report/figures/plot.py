@@ -121,9 +121,9 @@ def _draw(selection: Shown, words: Wording) -> Figure:
     """A panel for each facet, all on the same axes."""
     facets, lines = _groups(selection.rows, selection.facet), _groups(selection.rows, selection.lines)
     marks = {
-        (facet, line): dict(_marks(own, selection))
+        (facet, key): {x: replicates(own, selection.metric) for (x,), own in _groups(rows_of, (selection.x,)).items()}
         for facet, rows in facets.items()
-        for line, own in _groups(rows, selection.lines).items()
+        for key, rows_of in _groups(rows, selection.lines).items()
     }
     scales = _scales(selection, [one for own in marks.values() for one in own.values()], words)
     looks = dict(zip(lines, _looks(lines, selection), strict=True))
@@ -169,12 +169,6 @@ def _plain(value: Any) -> Any:
     return None if pd.isna(value) else value
 
 
-def _marks(rows: pd.DataFrame, selection: Shown) -> Iterable[tuple[Any, Interval | None]]:
-    """The mean and interval at each x; None where a replicate holds NaN or Inf."""
-    for (place,), own in _groups(rows, (selection.x,)).items():
-        yield place, replicates(own, selection.metric)
-
-
 def _is_broken(interval: Interval | None) -> bool:
     return interval is None or not math.isfinite(interval.estimate)
 
@@ -211,7 +205,11 @@ class _Scales:
             axes.margins(y=0.1)
         places = sorted(self.places.values())
         if self.names is not None:
-            _name_categories(axes, self.names, _LONG // beside)
+            is_long = sum(map(len, self.names)) > _LONG // beside
+            turn: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
+            axes.set_xticks(range(len(self.names)), [textwrap.fill(name, 28) for name in self.names], **turn)
+            axes.tick_params(axis="x", length=0)
+            axes.set_xlim(-0.6, len(self.names) - 0.4)
         elif places[0] > 0 and places[-1] >= _LOG_FROM / 2 * places[0]:
             if len(places) <= 12:
                 plain_ticks(axes, places, turned=len(places) > 8)
@@ -222,14 +220,6 @@ class _Scales:
             axes.set_xticks(places, [f"{place:g}" for place in places])
         else:
             axes.xaxis.set_major_locator(MaxNLocator(8))
-
-
-def _name_categories(axes: Axes, names: list[str], room: int) -> None:
-    is_long = sum(map(len, names)) > room
-    turn: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-    axes.set_xticks(range(len(names)), [textwrap.fill(name, 28) for name in names], **turn)
-    axes.tick_params(axis="x", length=0)
-    axes.set_xlim(-0.6, len(names) - 0.4)
 
 
 def _scales(selection: Shown, marks: list[Interval | None], words: Wording) -> _Scales:

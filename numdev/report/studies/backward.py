@@ -112,13 +112,11 @@ def weigh_chief(rows: pd.DataFrame) -> Evidence:
     each = {SYMBOLS.get(output, output): shares(rows, output) for output in _outputs(rows)}
     chief = {name: one.by_step[one.chief] for name, one in each.items()}
     figure = ", ".join(f"{name} {_words(one.chief)} {chief[name].text()}" for name, one in each.items())
-    listed = "; ".join(f"{name}: {_brief(one)}" for name, one in each.items())
-    return Evidence(figure, f"The largest shares: {listed}.", tuple(Question(share, _MOST) for share in chief.values()))
-
-
-def _brief(own: Shares) -> str:
-    largest = sorted(own.by_step.items(), key=lambda item: -item[1].estimate)[:4]
-    return ", ".join(f"{_words(name)} {significant(share.estimate)}" for name, share in largest)
+    listed = []
+    for name, one in each.items():
+        largest = sorted(one.by_step.items(), key=lambda item: -item[1].estimate)[:4]
+        listed.append(f"{name}: {', '.join(f'{_words(step)} {significant(share.estimate)}' for step, share in largest)}")
+    return Evidence(figure, f"The largest shares: {'; '.join(listed)}.", tuple(Question(one, _MOST) for one in chief.values()))
 
 
 def _words(step: str) -> str:

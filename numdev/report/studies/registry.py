@@ -224,11 +224,9 @@ def _measured(manifest: Mapping[str, Any]) -> str:
         for axis, label in point["labels"].items():
             entries.setdefault(axis, {})[str(label)] = None
     names = wording_of_study(manifest)
-    axes = [f"{names.name(axis)} ({', '.join(_first(list(own)))})" for axis, own in entries.items()]
+    axes = []
+    for axis, own in entries.items():
+        more = [f"and {len(own) - MOST_ENTRIES} more in points.csv"] if len(own) > MOST_ENTRIES else []
+        axes.append(f"{names.name(axis)} ({', '.join([*own][:MOST_ENTRIES] + more)})")
     count = len({point["key"] for point in manifest["points"]})
     return f"{count} {'point' if count == 1 else 'points'}{': ' if axes else ''}{', '.join(axes)}."
-
-
-def _first(entries: list[str]) -> list[str]:
-    left = len(entries) - MOST_ENTRIES
-    return [*entries[:MOST_ENTRIES], f"and {left} more in points.csv"] if left > 0 else entries

@@ -80,17 +80,15 @@ def crossovers(rows: pd.DataFrame) -> pd.DataFrame:
     `crossover` is where the two lines cross between measured lengths, straight on log axes; the least measured length where
     the tiled one is faster everywhere (`from_the_start`); NaN where it is not faster at the longest.
     """
-    columns = ["study", *SHAPE, NAME, "crossover", "from_the_start", "longest", "times_at_longest"]
-    return pd.DataFrame(list(_crossovers(rows)), columns=columns)
-
-
-def _crossovers(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    columns, lines = ["study", *SHAPE, NAME, "crossover", "from_the_start", "longest", "times_at_longest"], []
     for place, group in _shapes(rows):
-        vanilla = _times(group[_is_vanilla(group)])
+        # The others are held against the control that the study declares, or else against vanilla attention.
+        declared = group[ROLE] == EntryRole.CONTROL.value if ROLE in group else pd.Series(data=False, index=group.index)
+        vanilla = _times(group[declared if bool(declared.any()) else group["attention"] == "vanilla"])
         for name, own in group[group["algorithm"] == "tiled"].groupby(NAME, sort=False):
             pairs = [(n, vanilla[n] / time) for n, time in _times(own).items() if n in vanilla]
-            if pairs:
-                yield place | {NAME: name} | _crossing(pairs)
+            lines += [place | {NAME: name} | _crossing(pairs)] if pairs else []
+    return pd.DataFrame(lines, columns=columns)
 
 
 def _shapes(rows: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
@@ -98,12 +96,6 @@ def _shapes(rows: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]
     if len(rows):
         for place, group in rows.groupby(["study", *SHAPE], sort=False, dropna=False):
             yield dict(zip(["study", *SHAPE], place, strict=True)), group
-
-
-def _is_vanilla(rows: pd.DataFrame) -> pd.Series[bool]:
-    """Which rows are of what the others are held against: the control that the study declares, else vanilla attention."""
-    declared = rows[ROLE] == EntryRole.CONTROL.value if ROLE in rows else pd.Series(data=False, index=rows.index)
-    return declared if bool(declared.any()) else rows["attention"] == "vanilla"
 
 
 def _times(rows: pd.DataFrame) -> dict[int, float]:

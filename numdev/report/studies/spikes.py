@@ -51,12 +51,9 @@ _FAR, _NEAR = 40, 11  # steps before a spike between which its run is ordinary
 
 @dataclass(frozen=True)
 class Excursion:
-    """Values in a row that are out of range.
+    """Places of the first and the last value of a row of values out of range, and the largest distance from the median before.
 
-    Attributes:
-        first: the place of the first of them.
-        last: of the last.
-        height: the largest distance from the median before it, in estimated standard deviations; infinite for what is not finite.
+    The distance is in estimated standard deviations, and infinite for what is not finite.
     """
 
     first: int
@@ -75,7 +72,9 @@ def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FA
     ordinary: list[float] = []
     open_at: int | None = None
     for place, value in enumerate(values):
-        middle, spread = _range(ordinary[-window:]) if len(ordinary) >= window else (np.inf, 1.0)
+        before, middle, spread = ordinary[-window:], np.inf, 1.0
+        if len(before) == window:
+            middle, spread = float(np.median(before)), _NORMAL * float(median_abs_deviation(before))
         if value <= middle + factor * spread or (middle == np.inf and np.isfinite(value)):
             ordinary.append(value)
             open_at = None
@@ -91,11 +90,6 @@ def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FA
         if place - open_at + 1 == window:
             ordinary, open_at = [], None
     return every
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """Median, and the standard deviation by the median absolute deviation."""
-    return float(np.median(values)), _NORMAL * float(median_abs_deviation(values))
 
 
 @dataclass(frozen=True)
@@ -211,21 +205,17 @@ def weigh_before(rows: pd.DataFrame, figure: str) -> Evidence:
     before, at = (lift_at(every, figure, offset) for offset in (-1, 0))
     if not before.count:
         raise Undecidable(f"{FIGURES[figure]} is 0 or not known at every spike")
-    seeds = len({spike.run.seed for spike in every})
+    seeds, name = len({spike.run.seed for spike in every}), FIGURES[figure]
     out = f" Left out, because it is 0 or not known: {before.excluded}." if before.excluded else ""
     sentence = (
-        f"{_upper(FIGURES[figure])} one step before a spike over ordinary steps: {before.text()}; at the spike "
-        f"{at.text()}. {len(every)} spikes of {seeds} seeds; {_spiked(runs)} of {len(runs)} runs spiked.{out}"
+        f"{name[0].upper()}{name[1:]} one step before a spike over ordinary steps: {before.text()}; at the spike "
+        f"{at.text()}. {len(every)} spikes of {seeds} seeds; {_spiked(runs)} runs spiked.{out}"
     )
     return Evidence(before.text(), sentence, (Question(before, LARGER),))
 
 
-def _spiked(runs: Sequence[Watched]) -> int:
-    return sum(bool(run.spikes) for run in runs)
-
-
-def _upper(words: str) -> str:
-    return f"{words[0].upper()}{words[1:]}"
+def _spiked(runs: Sequence[Watched]) -> str:
+    return f"{sum(bool(run.spikes) for run in runs)} of {len(runs)}"
 
 
 def weigh_inside(rows: pd.DataFrame, more: str, than: str) -> Evidence:
@@ -255,8 +245,8 @@ def draw_aligned(rows: pd.DataFrame) -> Figure:
     panels: Any = figure.subplots(2, 3, sharex=True).flat
     for axes, (name, words) in zip(panels, FIGURES.items(), strict=True):
         _panel(axes, lifts(every, name))
-        axes.set_title(_upper(words), loc="left", fontweight="bold", fontsize=8)
-    figure.supxlabel(f"steps after a spike; {len(every)} spikes in {_spiked(runs)} of {len(runs)} runs", fontsize=8)
+        axes.set_title(f"{words[0].upper()}{words[1:]}", loc="left", fontweight="bold", fontsize=8)
+    figure.supxlabel(f"steps after a spike; {len(every)} spikes in {_spiked(runs)} runs", fontsize=8)
     figure.supylabel("over ordinary steps", fontsize=8)
     return figure
 
@@ -288,15 +278,13 @@ def spike_table(results: Results, study: str) -> pd.DataFrame:
         _, every = _compared(results.study(study, WATCH))
     except Undecidable as reason:
         return pd.DataFrame([{"figure": str(reason)}])
-    return pd.DataFrame([{"figure": words} | _cells(every, name) for name, words in FIGURES.items()])
-
-
-def _cells(every: Sequence[Spike], name: str) -> dict[str, str]:
-    cells = {"ordinary": _size([spike.run.ordinary(name, spike.place) for spike in every])}
-    for offset, words in ((-5, "5 before"), (-1, "1 before"), (0, "at the spike")):
-        sizes = [float(spike.run.figures[name][spike.place + offset]) for spike in every]
-        cells |= {words: _size(sizes), f"{words}, ratio": lift_at(every, name, offset).text()}
-    return cells
+    lines = []
+    for name, words in FIGURES.items():
+        lines.append({"figure": words, "ordinary": _size([spike.run.ordinary(name, spike.place) for spike in every])})
+        for offset, where in ((-5, "5 before"), (-1, "1 before"), (0, "at the spike")):
+            sizes = [float(spike.run.figures[name][spike.place + offset]) for spike in every]
+            lines[-1] |= {where: _size(sizes), f"{where}, ratio": lift_at(every, name, offset).text()}
+    return pd.DataFrame(lines)
 
 
 def _size(values: Sequence[float]) -> str:

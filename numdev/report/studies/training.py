@@ -160,13 +160,11 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True)
 class Rung:
-    """The runs of one point: every replicate of one difference from the reference.
+    """The runs of one point: every replicate of one difference from the reference, of all weights together.
 
     Attributes:
         name: in words, no two alike in a scenario.
-        group: see `Group`.
         is_judged: whether claims speak of it, which a study may decline.
-        rows: of all weights together.
         end: the last step of its scenario.
     """
 
@@ -471,13 +469,13 @@ _FIGURES = {"held-out loss": "held_out_loss", "score": "score", "s per step": "s
 
 def run_table(results: Results, study: str) -> pd.DataFrame:
     """A row per rung: held-out loss and score, means over replicates with those of the reference behind them, as text."""
-    return pd.DataFrame([{"run": name} | _cells(own) for name, _, own in runs_of(results.study(study, RUN))])
-
-
-def _cells(own: pd.DataFrame) -> dict[str, str]:
-    cells = {f"{words} (reference)": _beside(own, column) for words, column in _FIGURES.items()}
-    stops = [str(reason) for reason in own["stopped"].dropna().unique() if str(reason)]
-    return cells | {"same bits": f"{int(own['same_bits'].sum())} of {len(own)}", "stopped": "; ".join(stops) or "no"}
+    lines = []
+    for name, _, own in runs_of(results.study(study, RUN)):
+        cells = {f"{words} (reference)": _beside(own, column) for words, column in _FIGURES.items()}
+        stops = "; ".join(str(reason) for reason in own["stopped"].dropna().unique() if str(reason))
+        same = f"{int(own['same_bits'].sum())} of {len(own)}"
+        lines.append({"run": name} | cells | {"same bits": same, "stopped": stops or "no"})
+    return pd.DataFrame(lines)
 
 
 def _beside(own: pd.DataFrame, column: str) -> str:
@@ -487,24 +485,14 @@ def _beside(own: pd.DataFrame, column: str) -> str:
     return (mean(run).text().replace(" in every replicate", "") if run else "none") + behind
 
 
-def _inputs(rows: pd.DataFrame) -> str:
-    """The draws of a replicate's seed."""
-    return "the initial weights and of the order of the data"
-
-
-def _describe(rows: pd.DataFrame) -> str:
-    """How long the runs of some rows are."""
-    return f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else ""
-
-
 WORDS = Words(
     operation="training",
     title="How far fast attention moves a model's weights",
     methods="training.typ",
     headlines=("fig7_full.svg", "fig7.svg", "fig8_full_training_weights.svg", "fig8_training_weights.svg"),
     problem_class="problem.type",
-    inputs=_inputs,
-    describe=_describe,
+    inputs=lambda rows: "the initial weights and of the order of the data",
+    describe=lambda rows: f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else "",
     findings={
         "fig7": (
             "Growth over training",

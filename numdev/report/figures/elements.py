@@ -213,14 +213,7 @@ _TITLE: dict[str, Any] = {"y": 1.0}  # stated, since matplotlib measures all tic
 
 @dataclass(frozen=True)
 class Side:
-    """One of two results beside each other.
-
-    Attributes:
-        title: the policy in words.
-        out: O of one head, `[rows, columns]`.
-        golden: exact attention on the same inputs.
-        rows: of the record, over all replicates.
-    """
+    """One of two results beside each other: the policy in words, O and golden of one head, and the rows of the record."""
 
     title: str
     out: Tensor
@@ -240,12 +233,7 @@ class Side:
 class Axis:
     """The limits of the axes, so that another picture can have the same.
 
-    Attributes:
-        error_u: where the colours end, in u.
-        error_ulp: where the histograms end, in ulp.
-        smallest: where the shares of the histograms begin.
-        metric: that of the last panel, whose axis goes from `low` to `high`.
-        logarithmic: whether that axis is.
+    Colours end at `error_u`, histograms at `error_ulp`, their shares begin at `smallest`; the rest is of the last panel.
     """
 
     error_u: float
@@ -284,14 +272,8 @@ def _span(intervals: Sequence[Interval]) -> tuple[float, float, bool]:
 def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis | None = None) -> Figure:
     """Maps above, histograms below them, and one metric of both over all replicates.
 
-    Errors of both sides are in u and ulp of one format, so that the same place on an axis is the same error.
-
-    Args:
-        left: drawn on the left.
-        right: drawn on the right.
-        metric: of `Deviation`, in the last panel, where ulp and u are those of each side's own output.
-        fmt: in whose u and ulp errors of elements are.
-        axes: those of another picture; what both sides need, unless given.
+    Errors of both sides are in u and ulp of one format, so that the same place on an axis is the same error; those of the metric,
+    of `Deviation`, are of each side's own output. The axes may be those of another picture.
     """
     axes = axes or axes_for((left, right), metric, fmt)
     with styled():

@@ -42,12 +42,9 @@ _MOST = Region(low=0.5)  # of the squared error: more than all other steps toget
 
 @dataclass(frozen=True)
 class Shares:
-    """The share of each step in one output, one scenario.
+    """The share of each step in one output, one scenario, each step alone in the low format (`adds`) or in the high one.
 
-    Attributes:
-        adds: whether each step alone is in the low format, and not alone in the high one.
-        by_step: in the order of the study.
-        total: the square root of the sum of all shares: the RMSE that they predict over that of all steps.
+    `total` is the square root of the sum of all shares: the RMSE that they predict over that of all steps.
     """
 
     adds: bool

@@ -76,12 +76,10 @@ class Agreement:
     """How well the emulation predicts one kernel.
 
     Attributes:
-        distance: RMSE between kernel and emulation over the RMSE of the emulation from golden of the same inputs, the mean
-            over points.
+        distance: RMSE between kernel and emulation over that of the emulation from golden of the same inputs, by replicate in
+            `shares`.
         size: RMSE of the kernel from golden over that of the emulation.
-        equal: share of elements that are equal to the bit.
-        largest: the largest distance of one element, in units of `u max |r|`.
-        shares: `distance` by replicate, see `per_replicate`.
+        equal: share of elements that are equal to the bit; `largest` is the largest distance of one, in units of `u max |r|`.
     """
 
     distance: Interval

@@ -38,14 +38,7 @@ class Chapter:
 
     Attributes:
         place: its place among the chapters, which is that of its claims in the table too.
-        study: whose results it shows.
-        title: of the section.
-        question: what the study asks.
-        measured: on what.
-        paper: what the source says.
-        claims: with the evidence for each.
-        figures: by the name that a study's file gives them.
-        operation: of which the study measures implementations.
+        question, measured, paper: what the study asks, on what, and what the source says.
         by_claim: whether what is found stands under the text of each claim, where there are too many for one paragraph.
         table: a table of text for a reader, of the results and the name of the study.
         with_points: whether a table of the deviation of every point is shown, where `table` is none.

@@ -49,10 +49,9 @@ def _titled(shape: Mapping[Any, Any]) -> str:
 
 
 def frame(results: Results) -> pd.DataFrame:
-    """One row per point and replicate of studies of speed, with what follows from the figures; `series` names what is measured.
+    """One row per point and replicate of studies of speed, with derived figures; `series` names what is measured.
 
-    Derived figures are those of `numdev.measurement.speed.columns.derived`, and of attention `phase`: `decode` for one query,
-    else `prefill`.
+    Of attention `phase` is `decode` for one query, else `prefill`.
     """
     own = [name for name, manifest in results.manifests.items() if manifest["kind"] == "speed"]
     rows = results.primary.frame(names=[name for name in results.primary.columns if name not in _NOT_HERE])

@@ -29,7 +29,6 @@ from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 
 FORMATS = ("bf16", "fp16", "fp32", "fp64")
-SCENARIOS = ("uniform_each", "uniform_end", "normal_each", "normal_end", "kernel_uniform", "kernel_normal")
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT4, INT8, TF32, Format, Specials, format_of
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format, Specials, format_of
 from numdev.errors import BadInput
-from tests.oracles.table import Table, decode
+from tests.oracles.table import Table
 
 SMALL = [
     *(Format(e, m, s) for e in range(2, 7) for m in range(1, 7) if 1 + e + m <= 8 for s in Specials),
@@ -27,11 +26,6 @@ formats = st.one_of(
     st.builds(Format, st.integers(2, 10), st.integers(1, 52), st.sampled_from([Specials.NAN_ONLY, Specials.FINITE])),
     st.builds(Format, st.just(0), st.integers(1, 31), st.just(Specials.FINITE)),
 )
-
-
-def test_small_formats_are_all_of_them() -> None:
-    # x = 2: y = 1..5, x = 3: 1..4, x = 4: 1..3, x = 5: 1..2, x = 6: 1, in three specials each; and int2 to int8.
-    assert len(SMALL) == 15 * 3 + 7
 
 
 @pytest.mark.parametrize("fmt", TABLED, ids=str)
@@ -105,44 +99,10 @@ def test_ulp_by_rational_arithmetic(fmt: Format, x: float) -> None:
     assert fmt.ulp(torch.tensor(x, dtype=torch.float64)).item() == expected
 
 
-def test_ulp_of_single_precision_subnormals() -> None:
-    x = torch.tensor([2.0**-149, 2.0**-130, 0.0, -0.0])
-    assert FP32.ulp(x).tolist() == [2.0**-149] * 4
-    assert BF16.ulp(x).tolist() == [2.0**-133] * 4
-
-
 @given(formats)
 def test_name_reads_back(fmt: Format) -> None:
     assert Format.parse(fmt.name) == fmt
     assert Format.parse(str(fmt)) == fmt
-
-
-@pytest.mark.parametrize(
-    ("name", "fmt"),
-    [
-        ("fp64", FP64),
-        ("fp32", FP32),
-        ("e8m23", FP32),
-        ("tf32", TF32),
-        ("e8m10", TF32),
-        ("bf16", BF16),
-        ("e5m10", FP16),
-        ("e4m3fn", E4M3FN),
-        ("e5m2", E5M2),
-        ("e4m3", Format(4, 3)),
-        ("e2m1finite", Format(2, 1, Specials.FINITE)),
-        ("int8", INT8),
-        ("int4", INT4),
-        ("int2", Format(0, 1, Specials.FINITE)),
-    ],
-)
-def test_names_of_the_catalogue(name: str, fmt: Format) -> None:
-    assert Format.parse(name) == fmt
-
-
-def test_a_catalogue_format_goes_by_its_catalogue_name() -> None:
-    assert [fmt.name for fmt in (TF32, BF16, E4M3FN, INT8)] == ["tf32", "bf16", "e4m3fn", "int8"]
-    assert Format.parse("e8m7").name == "bf16"
 
 
 @pytest.mark.parametrize("text", ["", "bf17", "e4m3ieee", "e0m3", "e4", "m3", "int", "int1", "int0", "int33", "BF16"])
@@ -173,28 +133,8 @@ def test_impossible_widths_are_refused(exponent: int, mantissa: int, specials: S
     assert caught.value.field == "format"
 
 
-@given(formats)
-def test_every_allowed_format_has_finite_facts(fmt: Format) -> None:
-    facts = [fmt.max, fmt.min_normal, fmt.u]
-    assert all(0 < fact < math.inf for fact in facts)
-    assert fmt.max >= fmt.min_subnormal >= 0
-    if not fmt.is_integer and fmt.specials is Specials.IEEE:
-        top = 2 ** (fmt.exponent_bits + fmt.mantissa_bits) - 2**fmt.mantissa_bits - 1
-        assert fmt.max == float(decode(top, fmt))
-
-
-def test_a_table_is_refused_for_wide_formats() -> None:
+def test_what_has_no_table_or_no_format_is_refused() -> None:
     with pytest.raises(BadInput, match="^format: 'tf32'"):
         TF32.values()
-
-
-def test_a_dtype_without_format_is_refused() -> None:
-    with pytest.raises(BadInput, match="^dtype: 'torch.int32'"):
+    with pytest.raises(BadInput, match=r"^dtype: 'torch\.int32'"):
         format_of(torch.int32)
-
-
-def test_values_are_ascending_and_symmetric() -> None:
-    for fmt in TABLED:
-        values = fmt.values().numpy()
-        assert np.all(np.diff(values) > 0)
-        assert np.array_equal(values, -values[::-1])

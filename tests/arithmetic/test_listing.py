@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import FP64, Format
-from numdev.arithmetic.listing import LISTINGS, Listing, fnuz, posit
+from numdev.arithmetic.listing import LISTINGS, Listing, posit
 from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
@@ -38,17 +39,9 @@ def points(fmt: Format) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_are_read_back(name: str) -> None:
-    fmt = Format.parse(name)
-    assert fmt.name == name
-    assert Format.parse(fmt.name) == fmt
-    assert str(Cast.parse(f"{name}:toward_zero")) == f"{name}:toward_zero"
-    assert Precision.parse(f"kernel_{name}").probabilities == Cast(fmt, overflow=Overflow.SATURATE)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_the_widths_are_of_the_narrowest_format_with_these_numbers(name: str) -> None:
     fmt = Format.parse(name)
+    assert (fmt.name, str(Cast.parse(f"{name}:toward_zero"))) == (name, f"{name}:toward_zero")
     hull = Format(fmt.exponent_bits, fmt.mantissa_bits, fmt.specials)
     wanted = fmt.values()
     assert torch.equal(Cast(hull)(wanted), wanted)
@@ -103,22 +96,10 @@ def test_posits_round_as_their_encoding_does(bits: int, x: float) -> None:
     assert float(cast(torch.tensor(-x, dtype=torch.float64))) == -result
 
 
-def test_posits_are_the_standards() -> None:
-    numbers = posit(8).numbers
-    assert len(numbers) == 255
-    assert (numbers[-1], numbers[128], numbers[127]) == (2.0**24, 2.0**-24, 0.0)
-    one = numbers.index(1.0)
-    assert one - 127 == 0x40
-    assert numbers[one + 1] == 1.125
-    assert Format.listed(posit(8)).u == 2.0**-4
-    assert Format.listed(posit(16)).u == 2.0**-12
-
-
-def neighbours(x: float, listing: Listing) -> tuple[int, int]:
+def neighbours(x: float | Fraction, listing: Listing) -> tuple[int, int]:
     """The places of the numbers around `x`, the outermost one for what is beyond."""
-    low = max((i for i, value in enumerate(listing.numbers) if value <= x), default=0)
-    high = min((i for i, value in enumerate(listing.numbers) if value >= x), default=len(listing.numbers) - 1)
-    return low, high
+    low, high = bisect_right(listing.numbers, x) - 1, bisect_left(listing.numbers, x)  # type: ignore[type-var]
+    return max(low, 0), min(high, len(listing.numbers) - 1)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in Rounding if mode is not Rounding.STOCHASTIC])
@@ -140,22 +121,6 @@ def test_every_turning_point_by_exact_comparison(name: str, mode: Rounding) -> N
         if low == high:
             place = low
         assert got == listing.numbers[place], (given_, mode)
-
-
-@pytest.mark.parametrize("name", ["nf4", "e5m2fnuz"])
-def test_nearest_is_the_nearer_number(name: str) -> None:
-    fmt = Format.parse(name)
-    for x, got in zip(points(fmt).tolist(), Cast(fmt, overflow=Overflow.SATURATE)(points(fmt)).tolist(), strict=True):
-        distances = [abs(Fraction(x) - Fraction(value)) for value in fmt.values().tolist()]
-        # A point halfway of NF4's is itself rounded to FP64, by half an ulp of a number below 1 at most.
-        assert abs(Fraction(x) - Fraction(got)) - min(distances) <= Fraction(1, 2**53), (x, got)
-
-
-@pytest.mark.parametrize("mode", Rounding)
-@pytest.mark.parametrize("name", LISTINGS)
-def test_nan_stays_nan(name: str, mode: Rounding) -> None:
-    cast = replace(Cast.parse(name), rounding=mode)
-    assert cast(torch.tensor([math.nan, 1.0])).tolist() == pytest.approx([math.nan, 1.0], nan_ok=True)
 
 
 def test_what_is_beyond() -> None:
@@ -215,7 +180,7 @@ def test_operations_round_the_exact_result_once(name: str, operation: Operation)
     exact = results[operation]
     for a, b, got in zip(x.tolist(), y.tolist(), once(x.clone(), y).tolist(), strict=True):
         wanted = exact(Fraction(a), Fraction(b))
-        low, high = neighbours(wanted, listing)  # type: ignore[arg-type]
+        low, high = neighbours(wanted, listing)
         up = low != high and (wanted > listing.turns[low] or (wanted == listing.turns[low] and (high - listing.zero) % 2 == 0))
         assert got == listing.numbers[high if up else low], (a, operation, b)
 
@@ -239,9 +204,3 @@ def test_attention_takes_them() -> None:
 def test_a_list_that_is_none_is_refused(numbers: tuple[float, ...], turns: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="ascending"):
         Listing("mine", numbers, turns)
-
-
-def test_a_list_with_nan_is_symmetric() -> None:
-    with pytest.raises(ValueError, match="same distance"):
-        Listing.halfway("mine", (-1.0, 0.0, 2.0), has_nan=True)
-    assert fnuz(4, 3).numbers[0] == -fnuz(4, 3).numbers[-1]

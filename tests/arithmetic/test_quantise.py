@@ -19,7 +19,6 @@ from numdev.arithmetic.quantise import Quantised, Scale, Smoothing, random_hadam
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
 from numdev.errors import BadInput
 from tests.cases import U64, draw, lse_of, reach, weight_error
 
@@ -67,6 +66,7 @@ def test_error_of_every_element_is_within_half_a_step(grid: str, scale: Scale) -
     """`|x^ - x| <= s max(u |x / s|, q / 2)`, q being the spacing of the smallest numbers; 3 u of FP64 for the scaling."""
     quantised = quantised_by(grid, scale)
     tensors = draw((2, 4, 2, 13, 27, 6))
+    tensors[1][0, 1] = 0.0
     fmt = Cast.parse(grid).to
     for name, x, rounded in zip("qkv", tensors, quantised(*tensors), strict=True):
         s = scales(name, x, quantised)
@@ -75,36 +75,6 @@ def test_error_of_every_element_is_within_half_a_step(grid: str, scale: Scale) -
         assert rounded.dtype is torch.float64
         assert bool(((rounded - x).abs() <= bound).all())
         assert bool(((rounded - x).abs() > 0).any())
-
-
-@pytest.mark.parametrize("scale", Scale)
-@pytest.mark.parametrize("grid", ["int8", "int4"])
-def test_integer_codes_are_integers_in_range(grid: str, scale: Scale) -> None:
-    quantised = quantised_by(grid, scale)
-    tensors = draw((2, 4, 2, 13, 27, 6))
-    top = Cast.parse(grid).to.max
-    for name, x, rounded in zip("qkv", tensors, quantised(*tensors), strict=True):
-        codes = rounded / scales(name, x, quantised)
-        assert float((codes - codes.round()).abs().max()) <= 2 * top * U64
-        assert float(codes.round().abs().max()) == top  # the largest element has the largest code
-
-
-@pytest.mark.parametrize("grid", ["e4m3fn", "int8"])
-def test_who_shares_a_scale(grid: str) -> None:
-    """Enlarging one row changes the rounding of those that share its scale, and of no others."""
-    q, k, v = draw((2, 2, 2, 12, 12, 8))
-    larger = k.clone()
-    larger[1, 0, 5] *= 1000.7
-    changed = {}
-    for scale in Scale:
-        quantised = replace(quantised_by(grid, scale), block=4)
-        rows = (quantised(q, k, v)[1] != quantised(q, larger, v)[1]).any(-1)
-        changed[scale] = {tuple(place) for place in rows.nonzero().tolist()}
-    assert changed[Scale.ROW] == {(1, 0, 5)}
-    assert changed[Scale.BLOCK] == {(1, 0, 4), (1, 0, 5), (1, 0, 6), (1, 0, 7)}
-    assert changed[Scale.THREAD] == {(1, 0, 4), (1, 0, 5)}
-    assert changed[Scale.CHANNEL] == {(1, 0, token) for token in range(12)}
-    assert len(changed[Scale.TENSOR]) == 2 * 2 * 12
 
 
 def test_threads_share_what_a_warp_holds() -> None:
@@ -150,13 +120,6 @@ def test_the_largest_element_never_overflows(mode: str) -> None:
         assert float((rounded.abs().amax(-1) / x.abs().amax(-1) - 1).abs().max()) <= 32 / 448 + 3 * U64
 
 
-@pytest.mark.parametrize("scale", Scale)
-def test_zeros_stay_zero(scale: Scale) -> None:
-    zero = torch.zeros(1, 1, 5, 4, dtype=torch.float64)
-    for rounded in quantised_by("int8", scale)(zero, zero, zero):
-        assert torch.equal(rounded, zero)
-
-
 @pytest.mark.parametrize("dim", [1, 2, 3, 8, 12, 64, 80, 128])
 def test_hadamard_is_orthogonal(dim: int) -> None:
     """Each entry is `+-1 / sqrt(n)` rounded, so an inner product of n such is off by at most (n + 2) u."""
@@ -167,32 +130,6 @@ def test_hadamard_is_orthogonal(dim: int) -> None:
     block = rotation[:size, :size].abs()
     assert torch.equal(block, torch.full_like(block, 1 / math.sqrt(size)))
     assert bool((rotation[:size, size:] == 0).all())
-
-
-def test_hadamard_signs_are_of_the_seed() -> None:
-    assert torch.equal(random_hadamard(16, 1), random_hadamard(16, 1))
-    assert not torch.equal(random_hadamard(16, 1), random_hadamard(16, 2))
-    columns = random_hadamard(16, 1)
-    assert torch.equal(columns.abs(), random_hadamard(16, 2).abs())
-
-
-def test_hadamard_spreads_an_outlier() -> None:
-    """One outlier of 1000 among 64 normal numbers: its share of each rotated element is 1000 / 8, and so is the scale."""
-    q, k, v = draw((1, 1, 1, 32, 32, 64))
-    k[0, 0, :, 7] = 1000.0
-    plain, rotated = (Quantised(Cast.parse("int8"), Scale.TENSOR, hadamard=on) for on in (False, True))
-    quiet = [t for t in range(64) if t != 7]
-    errors = [float((quantised(q, k, v)[1] - k)[..., quiet].square().mean().sqrt()) for quantised in (plain, rotated)]
-    assert errors[1] < errors[0] / 2
-
-
-def test_rotation_keeps_the_length_of_the_error() -> None:
-    """`|R^T e| = |e|`: a rotated row of k is off by at most `sqrt(d) s / 2`, with s of the rotated row."""
-    q, k, v = draw((1, 1, 1, 16, 16, 32))
-    quantised = Quantised(Cast.parse("int8"), Scale.ROW, hadamard=True, seed=5)
-    rotated = k @ random_hadamard(32, 5)
-    bound = math.sqrt(32) / 2 * rotated.abs().amax(-1) / 127
-    assert bool(((quantised(q, k, v)[1] - k).norm(dim=-1) <= bound * (1 + 1e-9)).all())
 
 
 FINE_CASES = [
@@ -261,14 +198,6 @@ def test_scores_with_a_mean_of_q_are_sageattention2s(smoothing: Smoothing, block
         assert float(apart.abs().max()) <= 100 * U64 * float(got.abs().max())
 
 
-def test_a_mean_of_q_meets_k_before_it_is_quantised() -> None:
-    """q is its mean alone: nothing of it is quantised, and the scores are exact however coarse the grid of k."""
-    _, k, v = draw((1, 1, 1, 9, 30, 8))
-    q = torch.full((1, 1, 9, 8), 5.0, dtype=torch.float64)
-    got_q, got_k, _ = Quantised(Cast.parse("int4"), smoothing=Smoothing.Q)(q, k, v)
-    assert float((got_q @ got_k.mT - q @ k.mT).abs().max()) <= 40 * U64 * float((q.abs() @ k.abs().mT).max())
-
-
 def test_values_by_channel_do_not_pay_for_another_channel() -> None:
     """One channel of v is 1000 times the others: with a scale of its own it costs them nothing."""
     q, k, v = draw((1, 1, 1, 9, 30, 8))
@@ -283,37 +212,6 @@ def test_values_by_channel_do_not_pay_for_another_channel() -> None:
             assert float(rounded.abs().max()) == 448.0, "saturated without a scale"
 
 
-def test_values_can_have_a_cast_of_their_own() -> None:
-    q, k, v = draw((1, 1, 1, 5, 7, 4))
-    quantised = Quantised(Cast.parse("int8"), values=Cast(FP16))
-    assert torch.equal(quantised(q, k, v)[2], Cast(FP16)(v))
-    assert not torch.equal(Quantised(Cast.parse("int8"))(q, k, v)[2], Cast(FP16)(v))
-
-
-def test_arguments_are_left_alone() -> None:
-    tensors = draw((1, 1, 1, 5, 7, 4))
-    kept = [t.clone() for t in tensors]
-    Quantised(Cast.parse("int8"), Scale.BLOCK, 3, hadamard=True, smoothing=Smoothing.QK)(*tensors)
-    assert all(torch.equal(a, b) for a, b in zip(tensors, kept, strict=True))
-
-
-@pytest.mark.parametrize("block", [0, -4])
-def test_impossible_blocks_are_refused(block: int) -> None:
-    with pytest.raises(BadInput, match=r"^precision\.quantise\.block: "):
-        Quantised(Cast.parse("int8"), Scale.BLOCK, block)
-
-
-def test_text_names_every_choice() -> None:
-    text = str(Quantised(Cast.parse("int8"), Scale.BLOCK, 64, 128, True, Smoothing.K, None, Cast(FP16)))
-    assert text == "int8, scale per block of 64 rows, 128 of q, Hadamard, mean of k removed, values fp16"
-    assert str(Quantised(Cast.parse("e4m3fn"))) == "e4m3fn, scale per tensor"
-    assert str(Precision.parse("sage2_int4").inputs) == (
-        "int4:nearest_away, scale per thread of 64 rows, 32 of q, mean of qk removed per 128 of q, values e4m3fn:saturate, "
-        "scale per channel"
-    )
-    assert str(Precision.parse("sage3").inputs) == "e2m1finite/16/e4m3, mean of qk removed per 128 of q"
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -326,6 +224,7 @@ def test_text_names_every_choice() -> None:
         ({"smoothing_block": 8, "smoothing": Smoothing.K}, "smoothing_block"),
         ({"smoothing_block": 0, "smoothing": Smoothing.Q}, "smoothing_block"),
         ({"block_q": 0}, "block_q"),
+        ({"scale": Scale.BLOCK, "block": 0}, "block"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(changes: dict[str, Any], field: str) -> None:

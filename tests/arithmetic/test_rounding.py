@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev.arithmetic.bits import Rounding, round_magic, round_scaled
-from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format, Specials
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, INT8, TF32, Format, Specials
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
 from numdev.errors import BadInput
@@ -67,18 +67,6 @@ def test_stochastic_rounding_goes_to_a_neighbour_and_keeps_what_is_exact(fmt: Fo
         assert_same(got, np.where(got == low, low, high), x, f"{cast} from {carrier.__name__}")
 
 
-@pytest.mark.parametrize("fmt", [fmt for fmt in (*SMALL, BF16, FP16) if not fmt.is_integer], ids=str)
-def test_rational_arithmetic_agrees_with_the_table(fmt: Format) -> None:
-    """The two oracles against each other, so that a slip in one of them cannot hide."""
-    finite = Table(fmt).breakpoints(np.float64)
-    finite = finite[np.isfinite(finite) & (np.abs(finite) < 4 * fmt.max)]
-    x = finite[:: max(1, len(finite) // 200)]
-    for cast in casts(fmt, DETERMINISTIC):
-        if cast.subnormals is Subnormals.KEPT and cast.overflow is not None:
-            exact = np.array([round_exactly(float(value), fmt, cast.rounding, cast.overflow) for value in x])
-            assert_same(expected(cast, Table(fmt).locate(x)), exact, x, f"table of {cast}")
-
-
 GFLOAT = {
     BF16: gfloat_formats.format_info_bfloat16,
     FP16: gfloat_formats.format_info_binary16,
@@ -124,22 +112,6 @@ def test_random_bit_patterns_equal_the_table(fmt: Format, integer: torch.dtype) 
     located = Table(fmt).locate(x.numpy())
     for cast in casts(fmt, DETERMINISTIC):
         assert_same(cast(x), expected(cast, located), x, str(cast))
-
-
-@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-def test_all_codes_of_sixteen_bits_stay_as_they_are(fmt: Format) -> None:
-    assert fmt.dtype is not None
-    x = torch.arange(1 << 16).to(torch.int16).view(fmt.dtype).float()
-    numbers = x[x.isfinite()]
-    for cast in casts(fmt, list(Rounding)):
-        if cast.subnormals is Subnormals.KEPT:
-            assert_same(cast(numbers), numbers, numbers, f"{cast}, native conversion")
-    for mode in Rounding:
-        bits = torch.rand(numbers.shape) if mode is Rounding.STOCHASTIC else None
-        assert_same(round_scaled(numbers, fmt, mode, bits), numbers, numbers, f"round_scaled {mode}")
-    wide = numbers.double()  # the adder's constant for bf16's largest numbers is beyond FP32
-    assert_same(round_magic(wide, fmt, out=torch.empty_like(wide)), numbers, numbers, "round_magic")
-    assert_same(Cast(fmt)(x), x, x, "infinities and NaN")
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
@@ -212,49 +184,6 @@ def test_wide_formats_equal_rational_arithmetic(x: float, fmt: Format, mode: Rou
         assert_same(got, round_exactly(x, fmt, mode, overflow), x, f"{fmt} {mode} {overflow}")
 
 
-def test_wide_formats_equal_rational_arithmetic_at_every_kind_of_tie() -> None:
-    """The same on a grid: tails of zero, one last bit, just below half, half, just above, at extreme exponents too."""
-    for fmt in (TF32, Format(8, 13), Format(11, 30)):
-        spare = 52 - fmt.mantissa_bits
-        tails = [0, 1, 2 ** (spare - 1) - 1, 2 ** (spare - 1), 2 ** (spare - 1) + 1, 2**spare - 1]
-        exponents = [fmt.emin - 1, fmt.emin, 0, fmt.emax]
-        tops = [2**fmt.mantissa_bits + k for k in (0, 1, 2, 5)] + [2 ** (fmt.mantissa_bits + 1) - 1]
-        x = np.array(
-            [
-                math.ldexp(sign * (top * 2**spare + tail), exponent - 52)
-                for sign, top, tail, exponent in itertools.product((1, -1), tops, tails, exponents)
-            ]
-        )
-        for cast in casts(fmt, DETERMINISTIC):
-            if cast.subnormals is Subnormals.KEPT and cast.overflow is not None:
-                exact = [round_exactly(float(value), fmt, cast.rounding, cast.overflow) for value in x]
-                assert_same(cast(torch.from_numpy(x)), exact, x, str(cast))
-
-
-def test_double_precision_is_rounded_once() -> None:
-    """1 + 2^-8 + 2^-40 is above a tie of bf16, and on it once FP32 has dropped the tail; 1 + 3 * 2^-8 - 2^-40 below."""
-    x = torch.tensor([1 + 2.0**-8 + 2.0**-40, 1 + 3 * 2.0**-8 - 2.0**-40], dtype=torch.float64)
-    once, twice = [1 + 2.0**-7, 1 + 2.0**-7], [1.0, 1 + 2.0**-6]
-    assert x.to(torch.float32).to(torch.bfloat16).double().tolist() == twice
-    assert Cast(BF16)(x).tolist() == once
-    assert expected(Cast(BF16), Table(BF16).locate(x.numpy())).tolist() == once
-    assert Cast(BF16)(x.float()).tolist() == twice  # from FP32 the tie is real, and goes to even
-
-
-@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
-def test_rounding_through_single_precision_would_be_seen(fmt: Format) -> None:
-    """The breakpoints do distinguish one rounding from two: a sixth of the points stand next to a middle, from outside.
-
-    `mid-` and `mid+` of FP64 both become `mid` in FP32; half of them then go the wrong way, which is 1/6 of all six kinds.
-    """
-    assert fmt.dtype is not None
-    x = Table(fmt).breakpoints(np.float64)
-    twice = torch.from_numpy(x).to(torch.float32).to(fmt.dtype).double().numpy()
-    once = Cast(fmt)(torch.from_numpy(x)).numpy()
-    wrong = float(np.mean((twice != once) & ~np.isnan(once)))
-    assert abs(wrong - 1 / 6) < 0.01
-
-
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("x", [1 + 2.0**-12, -3.3, 1e-5, 2.0**-24 * 0.7, 1 + 2.0**-10 * 0.9])
 def test_stochastic_rounding_is_unbiased(x: float, carrier: torch.dtype) -> None:
@@ -308,20 +237,12 @@ def test_stochastic_rounding_repeats_and_knows_the_place_of_a_row(carrier: torch
     assert torch.equal(cast(x[:, 20:33], Noise(rows=20, total_rows=50)), first[:, 20:33])
 
 
-def test_the_random_numbers_are_uniform() -> None:
-    """2^18 numbers in 64 equal bins: chi-square of 63 degrees of freedom is below 126 but once in 2e6."""
-    for dtype in (torch.float32, torch.float64):
-        bits = Noise(event=9).uniform(torch.empty(512, 512, dtype=dtype), seed=1)
-        counts = torch.histc(bits.double(), 64, 0, 1)
-        expected = bits.numel() / 64
-        assert float(((counts - expected).square() / expected).sum()) < 126
-
-
 @pytest.mark.parametrize("text", ["bf16", "e4m3fn", "fp16:up", "int8", "bf16:stochastic:seed=3", "tf32", "fp16:odd:flush"])
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
 def test_in_place_on_any_layout(text: str, carrier: torch.dtype) -> None:
     cast = Cast.parse(text)
     base = torch.randn(6, 10, 8, dtype=carrier) * 20
+    kept = base.clone()
     views: dict[str, Callable[[Tensor], Tensor]] = {
         "transposed": lambda t: t.mT,
         "strided": lambda t: t[:, ::3, 1::2],
@@ -341,15 +262,8 @@ def test_in_place_on_any_layout(text: str, carrier: torch.dtype) -> None:
         outside = base.clone()
         view(outside).copy_(want)
         assert torch.equal(touched, outside), f"{name}: what is outside the view changed"
-
-
-@pytest.mark.parametrize("text", ["bf16", "fp16:down", "e5m2", "fp32", "fp64", "fp32:saturate"])
-def test_a_call_leaves_its_argument_alone(text: str) -> None:
-    cast = Cast.parse(text)
-    x = torch.randn(100, dtype=torch.float64)
-    kept = x.clone()
-    cast(x)
-    assert torch.equal(x, kept)
+    cast(base)
+    assert torch.equal(base, kept)
 
 
 @given(formats, st.sampled_from(Rounding), st.integers(0, 2**32))
@@ -377,45 +291,6 @@ def test_text_reads_back(fmt: Format, mode: Rounding, overflow: Overflow | None,
 
 
 @pytest.mark.parametrize(
-    ("text", "cast"),
-    [
-        ("bf16", Cast(BF16)),
-        ("e4m3fn:toward_zero:saturate", Cast(E4M3FN, Rounding.TOWARD_ZERO, Overflow.SATURATE)),
-        ("fp16:flush", Cast(FP16, subnormals=Subnormals.FLUSHED)),
-        ("fp16:stochastic:seed=9", Cast(FP16, Rounding.STOCHASTIC, seed=9)),
-        ("int8", Cast(INT8, overflow=Overflow.SATURATE)),
-    ],
-)
-def test_texts(text: str, cast: Cast) -> None:
-    assert Cast.parse(text) == cast
-    assert str(cast) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        ("bf17", "format"),
-        ("bf16:nearest", "cast"),
-        ("bf16:seed=-1", "cast"),
-        ("bf16:seed=x", "cast"),
-        ("bf16:", "cast"),
-        ("bf16:seed=3", "seed"),
-        ("bf16:seed=0", "seed"),
-        ("bf16:up:down", "cast"),
-        ("e4m3fn:saturate:infinity", "cast"),
-        ("bf16:up:seed=3", "seed"),
-        ("int8:infinity", "overflow"),
-        ("e2m1finite:infinity", "overflow"),
-        ("int8:flush", "subnormals"),
-    ],
-)
-def test_impossible_casts_are_refused(text: str, field: str) -> None:
-    with pytest.raises(BadInput, match=f"^{field}: ") as caught:
-        Cast.parse(text)
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
     ("text", "dtype"),
     [
         ("bf16", torch.float16),
@@ -431,28 +306,28 @@ def test_a_carrier_that_cannot_hold_the_format_is_refused(text: str, dtype: torc
         Cast.parse(text)(torch.ones(3, dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    ("text", "carrier", "identity"),
-    [
-        ("fp32", torch.float32, True),
-        ("fp64", torch.float32, True),
-        ("fp64", torch.float64, True),
-        ("fp32", torch.float64, False),
-        ("fp32:saturate", torch.float32, False),
-        ("fp32:flush", torch.float32, False),
-        ("bf16", torch.float32, False),
-    ],
-)
-def test_identity_is_known(text: str, carrier: torch.dtype, identity: bool) -> None:
-    cast = Cast.parse(text)
-    assert cast.is_identity_on(carrier) == identity
-    x = torch.tensor([1e-40, -1e-40, 1 / 3, math.inf, -math.inf], dtype=carrier)
-    assert torch.equal(cast(x), x) == identity
+@pytest.mark.parametrize("carrier", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("text", ["fp32", "fp64", "fp32:saturate", "fp32:flush", "bf16"])
+def test_a_cast_is_known_as_the_identity_where_it_changes_nothing(text: str, carrier: torch.dtype) -> None:
+    cast, x = Cast.parse(text), torch.tensor([1e-40, -1e-40, 1 / 3, math.inf, -math.inf], dtype=carrier)
+    y = cast(x)
+    assert cast.is_identity_on(carrier) == torch.equal(y, x)
+    if carrier is torch.float32 and text != "bf16":
+        tiny, top = 0.0 if cast.subnormals is Subnormals.FLUSHED else 1e-40, FP32.max if "saturate" in text else math.inf
+        assert_same(y, torch.tensor([tiny, -tiny, 1 / 3, top, -top]), x, text)
 
 
-def test_saturation_and_flushing_in_the_carriers_own_format() -> None:
-    x = torch.tensor([math.inf, -math.inf, 1e-40, -1e-40, 1 / 3])
-    assert Cast.parse("fp32:saturate")(x).tolist()[:2] == [FP32.max, -FP32.max]
-    flushed = Cast.parse("fp32:flush")(x)
-    assert_same(flushed, [math.inf, -math.inf, 0.0, -0.0, x[4].item()], x, "flush")
-    assert Cast(FP64, overflow=Overflow.SATURATE)(torch.tensor(math.inf, dtype=torch.float64)).item() == FP64.max
+IMPOSSIBLE = {
+    "format": ["bf17"],
+    "cast": ["bf16:nearest", "bf16:seed=-1", "bf16:seed=x", "bf16:", "bf16:up:down", "e4m3fn:saturate:infinity"],
+    "seed": ["bf16:seed=3", "bf16:seed=0", "bf16:up:seed=3"],
+    "overflow": ["int8:infinity", "e2m1finite:infinity"],
+    "subnormals": ["int8:flush"],
+}
+
+
+@pytest.mark.parametrize("field", IMPOSSIBLE)
+def test_impossible_casts_are_refused(field: str) -> None:
+    for text in IMPOSSIBLE[field]:
+        with pytest.raises(BadInput, match=f"^{field}: "):
+            Cast.parse(text)

@@ -10,7 +10,6 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from jaxtyping import Float
@@ -134,7 +133,7 @@ class Listing:
 
 def _trailing(value: float) -> int:
     """The exponent of the last bit of a number that is not 0."""
-    numerator, denominator = Fraction(value).as_integer_ratio()
+    numerator, denominator = value.as_integer_ratio()
     return (numerator & -numerator).bit_length() - denominator.bit_length()
 
 
@@ -143,8 +142,8 @@ def posit(bits: int) -> Listing:
     """Posits of 3 to 16 bits (Standard for Posit Arithmetic 2022: `es` is 2): sign, regime, two exponent bits, fraction.
 
     A nonzero real number never rounds to 0, nor beyond the largest number; infinities and NaN of IEEE 754 become NaR,
-    which is NaN here. Rounding is defined on the encoding (section 4.1): the
-    boundary between two neighbours is the posit with one bit more that lies between them.
+    which is NaN here. Rounding is defined on the encoding (section 4.1): the boundary between two neighbours is the posit with
+    one bit more that lies between them.
     """
     magnitudes, finer = _posits(bits), _posits(bits + 1)
     numbers = [-value for value in reversed(magnitudes[1:])] + magnitudes
@@ -164,8 +163,8 @@ def _decoded(code: int, bits: int) -> float:
     regime = run - 1 if text[0] == "1" else -run
     rest = text[run + 1 :]
     exponent = int(rest[:2].ljust(2, "0"), 2)
-    fraction = Fraction(int(rest[2:] or "0", 2), 2 ** len(rest[2:]))
-    return float((1 + fraction) * Fraction(2) ** (4 * regime + exponent))
+    fraction, digits = int(rest[2:] or "0", 2), len(rest[2:])
+    return math.ldexp((1 << digits) + fraction, 4 * regime + exponent - digits)
 
 
 @lru_cache

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,33 +19,28 @@ from numpy.typing import NDArray
 from numdev.errors import BadInput
 from numdev.measurement.runner import Kind, Runner
 from numdev.measurement.speed.measurement import Speeds
-from numdev.results.record import Record, Status
+from numdev.results.environment import resolve_device
+from numdev.results.record import Status
 
 _TOKENS = {"cpu": (64, 256, 512), "cuda": (256, 1024, 4096)}  # tokens of the small problems; a GPU needs larger ones to be busy
-_FAILED = (Status.ERROR, Status.OUT_OF_MEMORY)
 
-Parts = tuple[Any, Any, Any, int]
-"""Problem, variant, baseline and replicates of a point."""
+Parts = tuple[Any, Any, Any, int]  # problem, variant, baseline and replicates of a point
 
 
-@dataclass(frozen=True)
-class Rate:
+class Rate(NamedTuple):
     """The time of one replicate.
 
     Attributes:
-        coefficients: the constant part in seconds, then seconds per unit of each size.
+        coefficients: the constant part in seconds, then seconds per unit of each size; NaN alone where it is not known.
         kept: share of the time that remains if golden and baseline are already known from another point of the same problem.
     """
 
-    coefficients: tuple[float, ...]
+    coefficients: tuple[float, ...] = (math.nan,)
     kept: float = 1.0
 
     def seconds(self, size: Iterable[float]) -> float:
         """The time for a problem of this size."""
         return math.fsum(a * s for a, s in zip(self.coefficients, (1.0, *size), strict=True))
-
-
-_UNKNOWN = Rate((math.nan,))
 
 
 @dataclass
@@ -71,6 +66,7 @@ class Estimator:
     def __post_init__(self) -> None:
         if isinstance(self.kind, Speeds):
             self.kind = replace(self.kind, traffic=None)  # counting takes a process of its own
+        self._tokens = _TOKENS[resolve_device(self.device).type]
 
     def seconds(self, points: Iterable[Parts]) -> list[float]:
         """The time of each point, one after the other, as a runner measures them; NaN where it is not known."""
@@ -78,8 +74,7 @@ class Estimator:
         for problem, variant, baseline, seeds in points:
             rate = self._rate(problem, variant, baseline)
             size = self.kind.operation.workload.size(problem) if len(rate.coefficients) > 1 else ()
-            again = (problem, baseline) == before
-            times.append(seeds * rate.seconds(size) * (rate.kept if again else 1.0))
+            times.append(seeds * rate.seconds(size) * (rate.kept if (problem, baseline) == before else 1.0))
             before = problem, baseline
         return times
 
@@ -89,49 +84,39 @@ class Estimator:
         small = workload.smaller(problem, self._tokens[-1])
         return small is not None and seeds * workload.size(problem)[-1] > replicates * workload.size(small)[-1]
 
-    @property
-    def _tokens(self) -> tuple[int, ...]:
-        return _TOKENS[Runner(self.kind, self.device).device.type]
-
     def _rate(self, problem: Any, variant: Any, baseline: Any) -> Rate:
-        workload = self.kind.operation.workload
-        small = list(dict.fromkeys(one for tokens in self._tokens if (one := workload.smaller(problem, tokens)) is not None))
+        made = (self.kind.operation.workload.smaller(problem, tokens) for tokens in self._tokens)
+        small = list(dict.fromkeys(one for one in made if one is not None))
         if not small:
-            return _UNKNOWN
+            return Rate()
         key = variant, baseline, small[0]
-        if key not in self._rates:
-            if self._spent > self.budget:
-                self.assumed += 1
-                self._rates[key] = _mean(self._rates.values())
-            else:
-                start = time.perf_counter()
-                self._rates[key] = self._calibrate(small, variant, baseline)
-                self._spent += time.perf_counter() - start
-                self.calibrated += 1
+        if key not in self._rates and self._spent > self.budget:
+            self.assumed += 1
+            self._rates[key] = _mean(self._rates.values())
+        elif key not in self._rates:
+            start = time.perf_counter()
+            self._rates[key] = self._calibrate(small, variant, baseline)
+            self._spent += time.perf_counter() - start
+            self.calibrated += 1
         return self._rates[key]
 
     def _calibrate(self, problems: list[Any], variant: Any, baseline: Any) -> Rate:
         sizes, times = [], []
-        self._measured(Runner(self.kind, self.device), problems[0], variant, baseline)  # loads libraries, compiles kernels
-        for problem in problems:
-            runner = Runner(self.kind, self.device)
-            record = self._measured(runner, problem, variant, baseline)
-            if record is None or record.status in _FAILED:
-                return _UNKNOWN
-            if record.status is Status.UNSUPPORTED:
-                return Rate((0.0,))
-            sizes.append((1.0, *self.kind.operation.workload.size(problem)))
-            times.append(record.seconds)
-        again = self._measured(runner, problems[-1], variant, baseline)
-        kept = 1.0 if again is None else min(1.0, again.seconds / times[-1])
-        return Rate(_fit(np.array(sizes), np.array(times)), kept)
-
-    @staticmethod
-    def _measured(runner: Runner, problem: Any, variant: Any, baseline: Any) -> Record | None:
         try:
-            return runner.measure(problem, variant, baseline, 1)
+            Runner(self.kind, self.device).measure(problems[0], variant, baseline, 1)  # loads libraries, compiles kernels
+            for problem in problems:
+                runner = Runner(self.kind, self.device)
+                record = runner.measure(problem, variant, baseline, 1)
+                if record.status is Status.UNSUPPORTED:
+                    return Rate((0.0,))
+                if record.status in (Status.ERROR, Status.OUT_OF_MEMORY):
+                    return Rate()
+                sizes.append((1.0, *self.kind.operation.workload.size(problem)))
+                times.append(record.seconds)
+            again = runner.measure(problems[-1], variant, baseline, 1)
         except BadInput:
-            return None
+            return Rate()
+        return Rate(_fit(np.array(sizes), np.array(times)), min(1.0, again.seconds / times[-1]))
 
 
 def _fit(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float, ...]:
@@ -146,9 +131,9 @@ def _fit(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float,
 def _mean(rates: Iterable[Rate]) -> Rate:
     known = [rate for rate in rates if len(rate.coefficients) > 1]
     if not known:
-        return _UNKNOWN
-    columns = zip(*(rate.coefficients for rate in known), strict=True)
-    return Rate(tuple(math.fsum(column) / len(known) for column in columns), math.fsum(r.kept for r in known) / len(known))
+        return Rate()
+    coefficients = np.mean([rate.coefficients for rate in known], axis=0)
+    return Rate(tuple(map(float, coefficients)), float(np.mean([rate.kept for rate in known])))
 
 
 def needed_bytes(kind: Kind, problem: Any, variant: Any) -> int | None:

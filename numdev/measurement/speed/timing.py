@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.profiler import profile
 
 from numdev.errors import BadInput
 from numdev.machine import profiler
@@ -40,10 +39,6 @@ class Budget:
     def calls(self, seconds: float) -> int:
         """How many calls fit, if each takes so many seconds."""
         return min(self.most, max(self.least, math.ceil(self.seconds / max(seconds, 1e-9))))
-
-
-_GPU_SIDE, _CPU_SIDE = 8192, 512  # of products; on a CPU some formats are multiplied a thousand times more slowly than FP32
-_OF_PRODUCTS = Budget(seconds=0.2, least=3, most=50)
 
 
 @dataclass(frozen=True)
@@ -99,15 +94,12 @@ class _OnGpu:
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
         self._fills = 1
-        self._fill()
-        self._seconds = min(self._fill() for _ in range(_WARM_UP))
+        self(self._buffer.zero_)
+        self._seconds = min(self(self._buffer.zero_).latency for _ in range(_WARM_UP))
 
     def outlast(self, host: float) -> None:
         """Sets how often the buffer is written: as long as twice the time that the host needs for a call."""
         self._fills = fills_to_outlast(host, self._seconds)
-
-    def _fill(self) -> float:
-        return self(self._buffer.zero_).latency
 
     def __call__(self, run: Callable[[], object]) -> Call:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -149,19 +141,10 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     with profiler(device, profile_memory=True) as watched:
         kept = run()
     del kept
-    return _highest(watched)
-
-
-def _highest(watched: profile) -> int:
-    """The highest sum of allocations and releases, in the order of time, that the profiler recorded."""
     assert watched.profiler is not None
     results: Any = watched.profiler.kineto_results
     changes = sorted((event.start_ns(), event.nbytes()) for event in results.events() if event.name() == "[memory]")
-    held = highest = 0
-    for _, change in changes:
-        held += change
-        highest = max(highest, held)
-    return highest
+    return max(itertools.accumulate((change for _, change in changes), initial=0))
 
 
 @lru_cache(maxsize=16)
@@ -173,19 +156,11 @@ def matmul_flops(dtype: torch.dtype, device: torch.device, tf32: bool = False) -
     """
     if dtype.itemsize == 1:
         dtype = torch.float16
-    side = _GPU_SIDE if device.type == "cuda" else _CPU_SIDE
-    generator = torch.Generator(device).manual_seed(0)
+    side = 8192 if device.type == "cuda" else 512  # a CPU multiplies some formats a thousand times more slowly than FP32
+    generator, before = torch.Generator(device).manual_seed(0), torch.get_float32_matmul_precision()
     a, b = (torch.randn(side, side, generator=generator, device=device).to(dtype) for _ in range(2))
-    with _products("high" if tf32 else "highest"):
-        return 2 * side**3 / timed(lambda: torch.matmul(a, b), device, _OF_PRODUCTS).latency
-
-
-@contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Sets the precision of torch's FP32 products, and restores the previous one."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
-        yield
+        return 2 * side**3 / timed(lambda: torch.matmul(a, b), device, Budget(seconds=0.2, least=3, most=50)).latency
     finally:
         torch.set_float32_matmul_precision(before)

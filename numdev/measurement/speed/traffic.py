@@ -74,13 +74,14 @@ class Traffic:
         if device.type != "cuda":
             hint = f"only a GPU counts its traffic, and the device is {device.type}; use counters=false"
             raise BadInput("counters", True, hint)
-        self._operation = operation
-        self._ncu = find()
-        self._tell = tell
+        if (ncu := shutil.which("ncu")) is None:
+            hint = "they are read by Nsight Compute, and its program ncu is not on PATH; install it, or use counters=false"
+            raise BadInput("counters", True, hint)
+        self._operation, self._ncu, self._tell = operation, ncu, tell
         self._told: set[str] = set()
         self._ahead: list[Point] = []
         self._counted: dict[Point, dict[str, float] | str] = {}  # figures, or the reason why there are none
-        self._alone: set[Point] = set()  # to be counted alone: their chunk failed, perhaps because of another point
+        self._tried: set[Point] = set()  # not counted in a chunk, perhaps because of another point: they are counted alone
         self._refused = ""
 
     def announce(self, points: Iterable[Point]) -> None:
@@ -90,10 +91,13 @@ class Traffic:
     def of(self, problem: Any, variant: Any) -> dict[str, float | str]:
         """The columns `COUNTED` of one call; NaN, and the reason, where the call could not be counted."""
         point = (problem, variant)
-        if point not in self._counted:
-            self._count(self._chunk(point))
-        if point not in self._counted:
-            self._count([point])
+        behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
+        others = (
+            [] if point in self._tried else [each for each in behind if each not in self._tried and each not in self._counted]
+        )
+        for points in ([point, *others][:_CHUNK], [point]):
+            if point not in self._counted:
+                self._count(points)
         figures = self._counted[point]
         if not isinstance(figures, str):
             return {name: sum(figures[metric] for metric in metrics) for name, metrics in METRICS.items()} | {"not_counted": ""}
@@ -101,13 +105,6 @@ class Traffic:
             self._told.add(figures)
             self._tell(f"counters: traffic is not counted: {figures}")
         return dict.fromkeys(METRICS, math.nan) | {"not_counted": figures}
-
-    def _chunk(self, point: Point) -> list[Point]:
-        """The point, and the announced points after it that are not counted yet."""
-        if point in self._alone:
-            return [point]
-        behind = self._ahead[self._ahead.index(point) + 1 :] if point in self._ahead else []
-        return [point, *(each for each in behind if each not in self._counted and each not in self._alone)][:_CHUNK]
 
     def _count(self, points: Sequence[Point]) -> None:
         if self._refused:
@@ -128,7 +125,7 @@ class Traffic:
             elif len(packed) == 1 or self._refused:
                 self._counted[point] = reading.remarks.get(number) or reading.trouble or "ncu listed no figures for the call"
             else:
-                self._alone.add(point)
+                self._tried.add(point)
 
     def _profile(self, packed: list[bytes]) -> Reading:
         if torch.cuda.is_initialized():
@@ -140,18 +137,6 @@ class Traffic:
             command = (sys.executable, "-P", "-m", "numdev.measurement.speed.traffic", str(file))
             environment = os.environ | {"PYTHONPATH": path, "LC_ALL": "C"}  # ncu writes numbers as the language has them
             return profile(self._ncu, _ALL_METRICS, command, environment, _START + _EACH * len(packed))
-
-
-def find() -> str:
-    """The path of `ncu`.
-
-    Raises:
-        BadInput: naming `counters`, where it is not on the search path.
-    """
-    if (path := shutil.which("ncu")) is None:
-        hint = "they are read by Nsight Compute, and its program ncu is not on PATH; install it, or use counters=false"
-        raise BadInput("counters", True, hint)
-    return path
 
 
 @dataclass(frozen=True)

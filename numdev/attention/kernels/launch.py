@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
@@ -114,10 +115,15 @@ def fits(launch: Launch, fmt: Format, head_dim: int, device: Device) -> bool:
     return device.shared is None or shared_bytes(launch, fmt, head_dim) <= device.shared
 
 
-def with_stages(launch: Launch, fmt: Format, head_dim: int, device: Device) -> Launch:
+def _with_stages(launch: Launch, fits: Callable[[Launch], bool]) -> Launch:
     """The launch with as many of its stages as fit, at least one."""
     fewer = (replace(launch, stages=stages) for stages in range(launch.stages, 1, -1))
-    return next((each for each in fewer if fits(each, fmt, head_dim, device)), replace(launch, stages=1))
+    return next((each for each in fewer if fits(each)), replace(launch, stages=1))
+
+
+def with_stages(launch: Launch, fmt: Format, head_dim: int, device: Device) -> Launch:
+    """The launch with as many of its stages as fit the forward kernel, at least one."""
+    return _with_stages(launch, lambda each: fits(each, fmt, head_dim, device))
 
 
 def mask_name(mask: Mask) -> str:
@@ -231,12 +237,11 @@ def _with_sides(launch: Launch, br: int | None, bc: int | None) -> Launch:
 
 
 def _fitted(launch: Launch, fmt: Format, head_dim: int, device: Device, of_rows: bool, keeps_sides: bool) -> Launch:
-    def fits() -> bool:
-        return device.shared is None or backward_shared_bytes(launch, fmt, head_dim, of_rows) <= device.shared
+    def fits(each: Launch) -> bool:
+        return device.shared is None or backward_shared_bytes(each, fmt, head_dim, of_rows) <= device.shared
 
-    while not fits() and launch.stages > 1:
-        launch = replace(launch, stages=launch.stages - 1)
-    while not fits() and not keeps_sides and max(launch.br, launch.bc) > 16:
+    launch = _with_stages(launch, fits)
+    while not fits(launch) and not keeps_sides and max(launch.br, launch.bc) > 16:
         longer = "br" if launch.br > launch.bc else "bc"
         launch = replace(launch, **{longer: getattr(launch, longer) // 2})
     return launch

@@ -6,12 +6,12 @@ import importlib.metadata
 import importlib.util
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from cachetools import LRUCache
 from torch import Tensor
 
 from numdev.arithmetic.formats import Format
@@ -109,17 +109,26 @@ class BackwardOutputs(NamedTuple):
     delta: Tensor
 
 
+class _Evicting(LRUCache[tuple[Hashable, torch.device], Tensor]):
+    """Waits for every launch on a device before a table on it goes: one of them may read it."""
+
+    def popitem(self) -> tuple[tuple[Hashable, torch.device], Tensor]:
+        slot, table = super().popitem()
+        if slot[1].type == "cuda":
+            torch.cuda.synchronize(slot[1])
+        return slot, table
+
+
 class Tables:
     """Returns the same tensor for the same key, so that neither a launch nor the capture of a CUDA graph copies to the GPU.
 
     A captured graph reads its tables at every replay, and does not signal its end: tables used by a capture are never evicted. Of
-    the others, the least recently used is evicted beyond `capacity`, after the device has finished every launch.
+    the others, the least recently used is evicted beyond `capacity`.
     """
 
     def __init__(self, capacity: int) -> None:
-        self.capacity = capacity
-        self._kept: OrderedDict[tuple[Hashable, torch.device], Tensor] = OrderedDict()
-        self._captured: set[tuple[Hashable, torch.device]] = set()
+        self._kept = _Evicting(capacity)
+        self._captured: dict[tuple[Hashable, torch.device], Tensor] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
@@ -131,25 +140,14 @@ class Tables:
         slot = key, device
         capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         with self._lock:
-            if slot not in self._kept:
+            if slot not in self._kept and slot not in self._captured:
                 if capturing:
                     why = "a CUDA graph cannot capture the copy of its tables to the GPU"
                     raise Unsupported("attention", f"{why}; call it once with these shapes before the capture")
                 self._kept[slot] = make().to(device)
-                self._evict()
-            self._kept.move_to_end(slot)
-            if capturing:
-                self._captured.add(slot)
-            return self._kept[slot]
-
-    def _evict(self) -> None:
-        free = [slot for slot in self._kept if slot not in self._captured]
-        surplus = free[: max(0, len(free) - self.capacity)]
-        for _, device in surplus:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-        for slot in surplus:
-            del self._kept[slot]
+            if capturing and slot in self._kept:
+                self._captured[slot] = self._kept[slot]
+            return self._captured[slot] if slot in self._captured else self._kept[slot]
 
 
 TABLES = Tables(256)

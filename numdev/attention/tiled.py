@@ -25,7 +25,7 @@ from numdev.attention.base import (
     group_heads,
     softmax_scale,
 )
-from numdev.attention.compiled.rules import FUSED, backward_unsupported_reason, unsupported_reason
+from numdev.attention.compiled.rules import COMPILED, backward_unsupported_reason, unsupported_reason
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import BackwardCounters, Counters
 from numdev.attention.instrumented import Instrumented, kernel_refusal
@@ -95,7 +95,7 @@ class Tiled(OverTiles):
             q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
-        launch = KernelLaunch(FUSED if unsupported_reason(run, self.tiling) is None else "")
+        launch = KernelLaunch(COMPILED if unsupported_reason(run, self.tiling) is None else "")
         if launch.name:
             from numdev.attention.compiled.run import attend  # here, since numba takes as long to import as all of numdev
 
@@ -177,7 +177,7 @@ class TiledBackward(GradientsOverTiles):
         delta = steps.delta("weigh output", do.clone(), out) if self.recompute.reads_output else run.delta()
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
-        launch = KernelLaunch(FUSED if backward_unsupported_reason(run) is None else "")
+        launch = KernelLaunch(COMPILED if backward_unsupported_reason(run) is None else "")
         if launch.name:
             from numdev.attention.compiled.run import gradients  # as above
 

@@ -270,7 +270,7 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
 
 def points_by_kernel(kernels: Iterable[str]) -> dict[str, int]:
-    """How many points each compiled kernel of numdev ran, from the kernels that their records state: `{"numdev fused": 12}`.
+    """How many points each compiled kernel of numdev ran, from the kernels that their records state: `{"numdev compiled": 12}`.
 
     A point whose replicates ran by several counts for each. Kernels of others and tensor operations are left out.
     """

@@ -24,7 +24,7 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention import recurrence
 from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.compiled import rules
-from numdev.attention.compiled.rules import FUSED
+from numdev.attention.compiled.rules import COMPILED
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
 from numdev.attention.kernels import portable
@@ -151,7 +151,7 @@ def test_compiled() -> None:
             expected = variant(*inputs, mask, 0.3)
         with by(Path.COMPILED):
             got = variant(*inputs, mask, 0.3)
-        assert (expected.kernel, got.kernel, got.counters) == ("", FUSED, expected.counters)
+        assert (expected.kernel, got.kernel, got.counters) == ("", COMPILED, expected.counters)
         return got.tensors(), expected.tensors()
 
     listed = rules._RUN.listed
@@ -173,7 +173,7 @@ def test_compiled_backward() -> None:
             expected = variant(*inputs, mask, 0.3)
         with by(Path.COMPILED):
             got = variant(*inputs, mask, 0.3)
-        assert (expected.kernel, got.kernel, got.counters) == ("", FUSED, expected.counters)
+        assert (expected.kernel, got.kernel, got.counters) == ("", COMPILED, expected.counters)
         return got.tensors(), expected.tensors()
 
     listed = rules._BACKWARD.listed
@@ -338,5 +338,5 @@ def test_a_field_that_the_reference_alone_reads_goes_by_tensor_operations(monkey
     inputs = PLAIN.round_inputs(*draw(SIZES))
     with by(Path.COMPILED):
         plain, more = (Tiled(PLAIN, Tiling(16, 16), grown(OnlineSoftmax(), (), novelty))(*inputs, Mask()) for novelty in (0, 4))
-    assert (plain.kernel, more.kernel) == (FUSED, "")
+    assert (plain.kernel, more.kernel) == (COMPILED, "")
     assert float((lse_of(more) - lse_of(plain)).min()) > 3

@@ -20,7 +20,7 @@ from numdev.attention.softmax import Normalise, OnlineSoftmax, ScaleOn
 from numdev.attention.steps import BackwardSteps, Steps
 from numdev.attention.tiling import Tiling
 
-FUSED = "numdev fused"
+COMPILED = "numdev compiled"
 _FEWEST_SCORES = 1 << 20  # below, loading compiled code takes longer than all that it saves
 
 _CAST = accepts.REPEATABLE.but(to=accepts.BINARY, rounding=(Rounding.NEAREST_EVEN,), subnormals=(Subnormals.KEPT,))

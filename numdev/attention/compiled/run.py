@@ -32,11 +32,17 @@ _WORKSPACE = 1 << 17  # scores of a block: with its share of Q and O they stay i
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-_OF_BOTH = ("scale scores", "shift scores")
-_FORWARD = (*_OF_BOTH, "weigh sum", "add sums", "rescale output", "weigh output", "accumulate", "normalise")
-_BACKWARD = (*_OF_BOTH, "shift dp", "weigh difference", "add dq", "add dk", "add dv")
-_NAMED = dict(enumerate(_FORWARD, at.SCALE_S))
-_NAMED_BACKWARD = dict(zip((at.SCALE_S, at.SHIFT_S, *range(at.SHIFT_DP, at.ADD_DV + 1)), _BACKWARD, strict=True))
+# The operations of each pass by their places, and the steps whose products are rounded by a pass.
+_FORWARD = {
+    **dict(enumerate(("scale scores", "shift scores", "weigh sum", "add sums", "rescale output", "weigh output"), at.SCALE_S)),
+    **{at.ACCUMULATE: "accumulate", at.NORMALISE: "normalise"},
+}
+_BACKWARD = {
+    **{at.SCALE_S: "scale scores", at.SHIFT_S: "shift scores", at.SHIFT_DP: "shift dp", at.WEIGH_DIFFERENCE: "weigh difference"},
+    **{at.ADD_DQ: "add dq", at.ADD_DK: "add dk", at.ADD_DV: "add dv"},
+}
+_PRODUCTS = {at.ROUND_S: "scores", at.ROUND_V: "values"}
+_BACKWARD_PRODUCTS = {at.ROUND_S: "scores", at.ROUND_DP: "dp", at.ROUND_DQ: "dq", at.ROUND_DK: "dk", at.ROUND_DV: "dv"}
 
 
 @dataclass(frozen=True)
@@ -69,51 +75,29 @@ def _bits(x: float) -> int:
 
 
 @lru_cache(maxsize=16)
-def recipe(precision: Precision, softmax: OnlineSoftmax, factor: float, *, count: bool) -> Recipe:
-    """The arrays of a forward run."""
-    rows = _operations(precision, _NAMED, factor, OPERATIONS)
-    rows[at.ROUND_S], rows[at.ROUND_V] = _of_product(precision.scores), _of_product(precision.values)
-    rows[at.ROUND_E] = encode(precision.exponential)
+def recipe(precision: Precision | BackwardPrecision, softmax: OnlineSoftmax | None, factor: float, *, count: bool) -> Recipe:
+    """The arrays of a run, forward with the recurrence `softmax`; `factor` is that of the scores in the exponential's units."""
+    rows, settings = np.zeros((at.OPERATIONS, at.FIELDS), np.int32), np.zeros(at.SETTINGS)
     assert isinstance(precision.probabilities, Cast), "a microscaled P is left to tensor operations"
-    if precision.probabilities != precision.exponential:
-        rows[at.ROUND_P] = encode(precision.probabilities)
-    settings = np.zeros(at.SETTINGS)
-    settings[at.FACTOR], settings[at.LIMIT] = factor, precision.probabilities.largest
-    settings[at.EACH], settings[at.KEEPS] = softmax.normalise is Normalise.EACH, precision.exponential.keeps_minus_infinity
-    settings[at.COUNT], settings[at.SATURATES] = count, can_saturate(precision, softmax)
-    return Recipe(rows, settings)
-
-
-@lru_cache(maxsize=16)
-def backward_recipe(precision: BackwardPrecision, factor: float, *, count: bool) -> Recipe:
-    """The arrays of a backward run; `factor` is that of the scores in the units of the exponential."""
-    rows = _operations(precision, _NAMED_BACKWARD, factor, BACKWARD_OPERATIONS)
-    products = {at.ROUND_S: "scores", at.ROUND_DP: "dp", at.ROUND_DQ: "dq", at.ROUND_DK: "dk", at.ROUND_DV: "dv"}
-    for place, step in products.items():
-        rows[place] = _of_product(getattr(precision, step))
-    rows[at.ROUND_E] = encode(precision.exponential)
-    if precision.probabilities != precision.exponential:
-        rows[at.ROUND_P] = encode(precision.probabilities)
-    if precision.ds != precision.difference:
-        rows[at.ROUND_DS] = encode(precision.ds)
-    settings = np.zeros(at.SETTINGS)
-    settings[at.FACTOR], settings[at.COUNT], settings[at.KEEPS] = factor, count, precision.exponential.keeps_minus_infinity
-    return Recipe(rows, settings)
-
-
-def _operations(
-    precision: Precision | BackwardPrecision, named: Mapping[int, str], factor: float, table: Mapping[str, Row]
-) -> np.ndarray:
-    rows = np.zeros((at.OPERATIONS, at.FIELDS), np.int32)
-    for place, name in named.items():
+    is_forward = isinstance(precision, Precision)
+    table: Mapping[str, Row] = OPERATIONS if is_forward else BACKWARD_OPERATIONS
+    for place, name in (_FORWARD if is_forward else _BACKWARD).items():
         once = operation(precision, torch.float32, name, factor if place == at.SCALE_S else 1.0, table)
         rows[place] = encode(once.cast, careful=not once.is_harmless)
-    return rows
-
-
-def _of_product(dot: Dot) -> np.ndarray:
-    """The cast of a product; none where it is rounded within a tile, and so comes rounded."""
-    return encode(dot.accumulate) if dot.every is None else np.zeros(at.FIELDS, np.int32)
+    for place, step in (_PRODUCTS if is_forward else _BACKWARD_PRODUCTS).items():
+        dot: Dot = getattr(precision, step)
+        if dot.every is None:  # otherwise it is rounded within a tile, and so comes rounded
+            rows[place] = encode(dot.accumulate)
+    rows[at.ROUND_E] = encode(precision.exponential)
+    if precision.probabilities != precision.exponential:
+        rows[at.ROUND_P] = encode(precision.probabilities)
+    if isinstance(precision, BackwardPrecision) and precision.ds != precision.difference:
+        rows[at.ROUND_DS] = encode(precision.ds)
+    settings[at.FACTOR], settings[at.COUNT], settings[at.KEEPS] = factor, count, precision.exponential.keeps_minus_infinity
+    if isinstance(precision, Precision) and softmax is not None:
+        settings[at.LIMIT], settings[at.EACH] = precision.probabilities.largest, softmax.normalise is Normalise.EACH
+        settings[at.SATURATES] = can_saturate(precision, softmax)
+    return Recipe(rows, settings)
 
 
 def multiply(dot: Dot, a: Tensor, b: Tensor) -> Tensor:
@@ -248,7 +232,7 @@ class CompiledRows(Rows):
 def gradients(run: BackwardRun, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
     """See `numdev.attention.recurrence.BackwardRun.gradients`, whose bits these are."""
     factor = run.factor * LOG2_E if run.recompute.exponential.binary else run.factor
-    made = backward_recipe(run.steps.precision, factor, count=counters is not None)
+    made = recipe(run.steps.precision, None, factor, count=counters is not None)
     batch, kv_heads = run.k.shape[:2]
     ranges = key_ranges(run.mask, (batch, kv_heads, run.q.shape[-2], run.k.shape[-2])).numpy()
 

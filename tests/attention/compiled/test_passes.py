@@ -24,7 +24,7 @@ pytest.importorskip("numba")
 from numdev.attention.compiled import passes
 from numdev.attention.compiled.run import encode
 
-pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+pytestmark = pytest.mark.xdist_group("compiled")  # compiled once, by one worker
 
 NARROW = [fmt for fmt in (*SMALL, BF16, FP16) if fmt.listing is None and FP32.covers(fmt) and fmt.precision <= 11]
 

@@ -61,37 +61,43 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     launch.table.cache_clear()
 
 
-@pytest.mark.usefixtures("table")
-def test_the_row_of_format_mask_generation_and_the_next_head_dim() -> None:
-    assert choose(BF16, 64, 512, Mask(), H100) == Launch(16, 32, 8, 3)
-    assert choose(BF16, 40, 512, Mask(window=3), H100).br == 16  # a window changes no loop's shape
-    assert choose(BF16, 65, 512, Mask(), H100).br == 32
-    assert choose(BF16, 64, 512, CAUSAL, H100).br == 48
-    assert choose(FP16, 64, 512, Mask(), H100).br == 80
-    assert choose(BF16, 64, 512, Mask(), A100).br == 96
+CHOSEN: list[tuple[tuple[Any, ...], dict[str, int], Launch]] = [
+    ((BF16, 64, 512, Mask(), H100), {}, Launch(16, 32, 8, 3)),
+    ((BF16, 40, 512, Mask(window=3), H100), {}, Launch(16, 32, 8, 3)),  # the next head_dim; a window changes no loop's shape
+    ((BF16, 65, 512, Mask(), H100), {}, Launch(32, 32, 8, 3)),
+    ((BF16, 64, 512, CAUSAL, H100), {}, Launch(48, 32, 8, 3)),
+    ((FP16, 64, 512, Mask(), H100), {}, Launch(80, 32, 8, 3)),
+    ((BF16, 64, 512, Mask(), A100), {}, Launch(96, 32, 8, 3)),
+    ((BF16, 129, 512, Mask(), H100), {}, SAFE_WIDE[0]),
+    ((FP32, 256, 512, Mask(), H100), {}, SAFE_WIDE[1]),
+    ((E5M2, 64, 512, Mask(), H100), {}, SAFE[0]),
+    ((BF16, 64, 512, Mask(), CPU), {}, INTERPRETED),
+    ((BF16, 64, 16, Mask(), H100), {}, FEW_ROWS[0]),
+    ((BF16, 128, 16, Mask(), H100), {}, FEW_ROWS[1]),
+    ((E5M2, 128, 16, Mask(), H100), {}, FEW_ROWS[0]),
+    ((BF16, 64, 17, Mask(), H100), {}, Launch(16, 32, 8, 3)),
+    ((BF16, 64, 1, Mask(), CPU), {}, INTERPRETED),
+    ((BF16, 64, 512, Mask(), H100), {"br": 128, "bc": 128}, Launch(128, 128, 8, 2)),
+    ((BF16, 64, 512, Mask(), H100), {"bc": 16}, Launch(16, 16, 4, 2)),
+    ((FP32, 256, 512, Mask(), SMALL), {"br": 32, "bc": 32}, Launch(32, 32, 4, 1)),  # sides stay, stages give way
+]
 
 
 @pytest.mark.usefixtures("table")
-def test_what_is_not_in_the_table_is_safe() -> None:
-    assert choose(BF16, 129, 512, Mask(), H100) == SAFE_WIDE[0]
-    assert choose(E5M2, 64, 512, Mask(), H100) == SAFE[0]
-    assert choose(BF16, 64, 512, Mask(), CPU) == INTERPRETED
+@pytest.mark.parametrize(("request_", "sides", "expected"), CHOSEN)
+def test_the_row_of_the_table_or_what_is_safe(request_: tuple[Any, ...], sides: dict[str, int], expected: Launch) -> None:
+    assert choose(*request_, **sides) == expected
 
 
-@pytest.mark.usefixtures("table")
-def test_sides_that_are_given_are_kept() -> None:
-    assert (choose(BF16, 64, 512, Mask(), H100, br=128).br, choose(BF16, 64, 512, Mask(), H100, br=128).bc) == (128, 32)
-    assert choose(BF16, 64, 512, Mask(), H100, br=128, bc=128) == Launch(128, 128, 8, 2)
-    assert choose(BF16, 64, 512, Mask(), H100, bc=16) == Launch(16, 16, 4, 2)
-
-
-@pytest.mark.usefixtures("table")
-def test_few_queries_take_a_tile_of_16_rows() -> None:
-    assert choose(BF16, 64, 16, Mask(), H100) == FEW_ROWS[0]
-    assert choose(BF16, 128, 16, Mask(), H100) == FEW_ROWS[1]
-    assert choose(E5M2, 128, 16, Mask(), H100) == FEW_ROWS[0]
-    assert choose(BF16, 64, 17, Mask(), H100) == Launch(16, 32, 8, 3)
-    assert choose(BF16, 64, 1, Mask(), CPU) == INTERPRETED
+def test_the_backward_kernels_have_tables_of_their_own() -> None:
+    """A mask takes registers, sides that are set are those of both kernels, and the last row serves beyond it."""
+    assert choose_backward(BF16, 64, Mask(), H100).keys == Launch(64, 128, 8, 2)
+    assert choose_backward(BF16, 64, CAUSAL, H100).keys == Launch(32, 128, 8, 2)
+    sided = choose_backward(BF16, 64, Mask(), H100, br=64, bc=32)
+    assert (sided.keys, sided.rows) == (Launch(64, 32, 4, 2), Launch(64, 32, 4, 3))
+    assert choose_backward(FP32, 256, Mask(), SMALL, br=64, bc=64).keys == Launch(64, 64, 4, 1)
+    assert choose_backward(BF16, 300, Mask(), CPU).keys == INTERPRETED
+    assert choose_backward(BF16, 300, Mask(), Device("sm_00", None)) == choose_backward(BF16, 256, Mask(), Device("sm_00", None))
 
 
 @given(
@@ -111,30 +117,6 @@ def test_a_tile_is_chosen_that_fits_the_device(shared: int, fmt: Format, head_di
         assert backward_shared_bytes(launches.rows, fmt, head_dim, True) <= shared
 
 
-def test_a_tile_of_the_table_that_does_not_fit_gives_way() -> None:
-    launch.table.cache_clear()
-    assert choose(BF16, 128, 512, Mask(), H100) == Launch(128, 64, 8, 3)
-    assert choose(BF16, 128, 512, Mask(), Device("sm_90", SMALL.shared)) == SAFE[0]
-
-
-def test_wide_heads_have_the_registers_of_eight_warps() -> None:
-    launch.table.cache_clear()
-    assert choose(BF16, 256, 512, Mask(), H100) == SAFE_WIDE[0]
-    assert choose(FP32, 256, 512, Mask(), H100) == SAFE_WIDE[1]
-
-
-def test_sides_that_are_given_stay_and_stages_give_way() -> None:
-    assert choose(FP32, 256, 512, Mask(), SMALL, br=32, bc=32) == Launch(32, 32, 4, 1)
-    assert choose(FP32, 256, 512, Mask(), H100, br=32, bc=32) == Launch(32, 32, 4, 2)
-
-
-def test_every_shipped_entry_fits_the_device_that_found_it() -> None:
-    launch.table.cache_clear()
-    for entry in launch.table()["entries"]:
-        pinned = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
-        assert fits(pinned, Format.parse(entry["format"]), entry["head_dim"], H100), entry
-
-
 def test_the_shipped_table_is_whole() -> None:
     launch.table.cache_clear()
     entries = launch.table()["entries"]
@@ -148,25 +130,8 @@ def test_the_shipped_table_is_whole() -> None:
         assert entry["bc"] in (16, 32, 64, 128)
         assert entry["warps"] in (4, 8)
         assert 1 <= entry["stages"] <= 4
-
-
-def test_a_mask_takes_registers_of_the_backward_kernels() -> None:
-    assert choose_backward(BF16, 64, Mask(), H100).keys == Launch(64, 128, 8, 2)
-    assert choose_backward(BF16, 64, Mask(causal=True), H100).keys == Launch(32, 128, 8, 2)
-    assert choose_backward(BF16, 128, Mask(), H100).keys == Launch(32, 128, 8, 2)
-
-
-def test_sides_that_are_set_are_those_of_both_backward_kernels() -> None:
-    launches = choose_backward(BF16, 64, Mask(), H100, br=64, bc=32)
-    assert (launches.keys, launches.rows) == (Launch(64, 32, 4, 2), Launch(64, 32, 4, 3))
-    launches = choose_backward(FP32, 256, Mask(), Device("sm_89", 101376), br=64, bc=64)
-    assert [(each.br, each.bc, each.stages) for each in (launches.keys, launches.rows)] == [(64, 64, 1)] * 2
-    assert choose_backward(FP32, 64, Mask(), CPU).keys == INTERPRETED
-
-
-def test_a_head_dim_beyond_the_table_is_the_kernels_to_refuse() -> None:
-    assert choose_backward(BF16, 300, Mask(), CPU).keys == INTERPRETED
-    assert choose_backward(BF16, 300, Mask(), Device("sm_00", None)) == choose_backward(BF16, 256, Mask(), Device("sm_00", None))
+        pinned = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
+        assert fits(pinned, Format.parse(entry["format"]), entry["head_dim"], H100), "the device that found it"
 
 
 @given(st.integers(1, 400), st.integers(1, 200_000), st.sampled_from([16, 64, 128]), st.integers(1, 200))
@@ -177,11 +142,6 @@ def test_occupies_the_gpu_and_leaves_no_range_empty(blocks: int, keys: int, bc: 
     if splits < tiles:
         assert blocks * splits >= (1 - IDLE) * multiprocessors
     assert splits == 1 or blocks * (splits - 1) < multiprocessors, "one fewer would not do"
-
-
-def test_one_sequence_with_eight_kv_heads_occupies_an_h200() -> None:
-    assert split_count(8, 16384, 64, 132) == 16
-    assert split_count(128, 16384, 64, 132) == 1
 
 
 class TestTune:
@@ -206,11 +166,6 @@ class TestTune:
         ran = numdev("tune")
         assert ran.code == 2
         assert "tuning needs a CUDA device" in ran.err
-
-    def test_help(self, numdev: Command) -> None:
-        ran = numdev("tune", "--help")
-        assert ran.code == 0
-        assert "head_dims=64,128" in ran.out
 
     @pytest.mark.parametrize("own", [False, True])
     def test_replaces_rows_one_by_one_and_keeps_the_others(self, table: Path, monkeypatch: pytest.MonkeyPatch, own: bool) -> None:
@@ -283,12 +238,3 @@ def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, mon
     assert ran.code == 1
     assert "head_dims: no candidate works for bf16, head_dim 64: 0 could not be launched, 9 were wrong" in ran.err
     assert table.read_bytes() == before
-
-
-def test_candidates_of_fp32_are_smaller() -> None:
-    from numdev.attention.tuning import candidates
-
-    def area(fmt: Any) -> int:
-        return max(c.br * c.bc for c in candidates(fmt))
-
-    assert area(FP32) < area(BF16)

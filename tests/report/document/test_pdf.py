@@ -121,9 +121,9 @@ def test_a_study_without_a_file_has_a_section_all_the_same(shown: dict[str, Any]
 
 def test_the_methods_count_what_ran_by_compiled_code(results: Results, tmp_path: Path) -> None:
     points = results.points.copy()
-    points["kernel"] = ["numdev fused", "numdev instrumented br=64 bc=16", *[""] * (len(points) - 2)]
+    points["kernel"] = ["numdev compiled", "numdev instrumented br=64 bc=16", *[""] * (len(points) - 2)]
     told = context([Part(replace(results, points=points), (), tmp_path)], TYPST)["compiled"]
-    ran = "1 ran by numdev fused and 1 ran by numdev instrumented"
+    ran = "1 ran by numdev compiled and 1 ran by numdev instrumented"
     assert told == f"Of {points['key'].nunique()} points {ran}, as the column kernel of the tables says."
     plain = replace(results, points=points.assign(kernel=""))
     assert context([Part(plain, (), tmp_path)], TYPST)["compiled"] == ""

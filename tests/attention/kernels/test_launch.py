@@ -61,7 +61,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     launch.table.cache_clear()
 
 
-CHOSEN: list[tuple[tuple[Any, ...], dict[str, int], Launch]] = [
+CHOSEN: list[tuple[tuple[Any, ...], dict[str, Any], Launch]] = [
     ((BF16, 64, 512, Mask(), H100), {}, Launch(16, 32, 8, 3)),
     ((BF16, 40, 512, Mask(window=3), H100), {}, Launch(16, 32, 8, 3)),  # the next head_dim; a window changes no loop's shape
     ((BF16, 65, 512, Mask(), H100), {}, Launch(32, 32, 8, 3)),
@@ -85,7 +85,7 @@ CHOSEN: list[tuple[tuple[Any, ...], dict[str, int], Launch]] = [
 
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize(("request_", "sides", "expected"), CHOSEN)
-def test_the_row_of_the_table_or_what_is_safe(request_: tuple[Any, ...], sides: dict[str, int], expected: Launch) -> None:
+def test_the_row_of_the_table_or_what_is_safe(request_: tuple[Any, ...], sides: dict[str, Any], expected: Launch) -> None:
     assert choose(*request_, **sides) == expected
 
 

@@ -35,7 +35,6 @@ from numdev.training.attend import CallCounts, attend
 from numdev.training.run import Run, deterministic
 from numdev.training.rung import Numerics, Rung
 from numdev.training.state import State
-from numdev.training.step import Step
 from numdev.training.tasks import TextToImage
 
 VANILLA, OWN = "vanilla", "own"
@@ -56,15 +55,15 @@ class Contender:
     def __post_init__(self) -> None:
         self.batch = self.run.task.batch_of(0, 0)
         with self._around() as seen:
-            self.step = Step(self.run, State(self.run, self.device), self.device, seen)
-            if self.graphs and (why := self.step.capture(self.batch)):
+            self.state = State(self.run, self.device, seen)
+            if self.graphs and (why := self.state.capture(self.batch)):
                 raise Unsupported("graphs", why)
-            self.step(0, self.batch)
+            self.state.step(0, self.batch)
 
     def steps(self, count: int) -> None:
         with self._around():
             for _ in range(count):
-                self.step(0, self.batch)
+                self.state.step(0, self.batch)
 
     @contextmanager
     def _around(self) -> Iterator[CallCounts]:
@@ -73,7 +72,7 @@ class Contender:
             if self.attention is None:
                 stack.enter_context(sdpa_kernel([SDPBackend.FLASH_ATTENTION]))
                 yield CallCounts()
-            elif self.graphs and hasattr(self, "step"):
+            elif self.graphs and hasattr(self, "state"):
                 yield CallCounts()  # a replay calls nothing
             else:
                 yield stack.enter_context(attend(self.attention))

@@ -13,37 +13,12 @@ from matplotlib.image import imsave
 
 from numdev.report.reading.frames import flatten
 from numdev.results.manifest import Role, Scenario, manifest_of, plain, stored_point
-from numdev.results.record import Column, Record, Status, Use
+from numdev.results.record import Record, Status
 from numdev.results.store import Store
+from numdev.training.weights import TABLES
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 METRICS = ("max_difference", "wasserstein", "relative_frobenius")
-COLUMNS = {
-    "weights": (
-        Column("seed", use=Use.PLACE, meaning="replicate"),
-        Column("step", use=Use.PLACE, meaning="training steps that were done"),
-        Column("tensor", use=Use.PLACE, meaning="`model` for all weights together, else the parameter's name"),
-        Column("max_difference", "absolute", "largest difference of one weight", Use.CHIEF),
-        Column("wasserstein", "absolute", "Wasserstein-1 distance of the distributions of the weights' values", Use.CHIEF),
-        Column("relative_frobenius", "relative", "norm of the difference over that of the reference's weights"),
-        Column("cosine", "", "cosine of the angle between the weights"),
-        Column("change_cosine", "", "cosine of the angle between the changes since the initialisation"),
-    ),
-    "loss": tuple(
-        Column(name, meaning=f"the {name.replace('_', ' ')}")
-        for name in ("seed", "step", "loss", "baseline_loss", "gradient_norm", "baseline_gradient_norm")
-    ),
-    "run": tuple(
-        Column(name, meaning=f"the {name.replace('_', ' ')}")
-        for name in (
-            *("seed", "steps_done", "untrained_loss", "held_out_loss", "baseline_held_out_loss", "score", "baseline_score"),
-            *("seconds_per_step", "baseline_seconds_per_step", "parameters", "checksum", "baseline_checksum", "same_bits"),
-            *("samples", "stopped", "calls", "missed"),
-        )
-    ),
-}
-
-
 _SCENARIO = Scenario("scenes", "text to image, 0.85 million weights", Role.ASSUMED)
 
 
@@ -92,41 +67,27 @@ class Trained:
 
 def ladder(**laws: Law) -> list[Trained]:
     """The whole ladder; a law of a name replaces the one that bears the claims of the source out."""
-    usual = {
-        "sham": Law(0.0),
-        "triton": Law(1e-4),
-        "sdpa_flash": Law(0.9e-4),
-        "tiled_bf16": Law(1.5e-4),
-        "one_ulp": Law(1.6e-4),
-        "init_1": Law(8e-4, start=2e-4),
-        "init_2": Law(7e-4, start=2e-4),
-        "order": Law(6e-4),
-        "ranks_2": Law(1.7e-4),
-        "fp16": Law(4.4e-4, 0.6),
-        "exact": Law(0.0),
-        "lossy": Law(5e-4),
-        "bf16_weights": Law(9e-4, 0.7),
-    } | laws
-    rungs: dict[str, Mapping[str, Any]] = {
-        "sham": {"repeat": 1},
-        "triton": {"attention": TRITON},
-        "sdpa_flash": {"attention": FLASH},
-        "tiled_bf16": {"attention": TILED},
-        "one_ulp": {"ulp": 1},
-        "init_1": {"init": 1},
-        "init_2": {"init": 2},
-        "order": {"order": 1},
-        "ranks_2": {"ranks": 2},
-        "fp16": {"numerics": "autocast_fp16"},
-        "exact": {"restart": "exact"},
-        "lossy": {"restart": "lossy"},
-        "bf16_weights": {"numerics": "bf16_weights"},
+    usual: dict[str, tuple[Law, dict[str, Any]]] = {
+        "sham": (Law(0.0), {"repeat": 1}),
+        "triton": (Law(1e-4), {"attention": TRITON}),
+        "sdpa_flash": (Law(0.9e-4), {"attention": FLASH}),
+        "tiled_bf16": (Law(1.5e-4), {"attention": TILED}),
+        "one_ulp": (Law(1.6e-4), {"ulp": 1}),
+        "init_1": (Law(8e-4, start=2e-4), {"init": 1}),
+        "init_2": (Law(7e-4, start=2e-4), {"init": 2}),
+        "order": (Law(6e-4), {"order": 1}),
+        "ranks_2": (Law(1.7e-4), {"ranks": 2}),
+        "fp16": (Law(4.4e-4, 0.6), {"numerics": "autocast_fp16"}),
+        "exact": (Law(0.0), {"restart": "exact"}),
+        "lossy": (Law(5e-4), {"restart": "lossy"}),
+        "bf16_weights": (Law(9e-4, 0.7), {"numerics": "bf16_weights"}),
     }
-    lower = ("fp16", "bf16_weights")
-    found = [(name, law) for name, law in usual.items() if law is not None]
     roles = {"sham": "control", "one_ulp": "control"}
-    against = {name: "fp32" if name in lower else "autocast_bf16" for name in rungs}
-    return [Trained(name, law, rungs[name], against[name], roles.get(name, "")) for name, law in found]
+    return [
+        Trained(name, laws.get(name, law), rung, "fp32" if "numerics" in rung else "autocast_bf16", roles.get(name, ""))
+        for name, (law, rung) in usual.items()
+        if laws.get(name, law) is not None
+    ]
 
 
 def stored(
@@ -158,14 +119,14 @@ def stored(
 
 def rows_of(points: list[Trained], seeds: int = 3) -> pd.DataFrame:
     """The rows of all weights together that a report reads of `stored` points, without a store."""
-    found = []
+    rows: list[dict[str, Any]] = []
     for place, point in enumerate(points):
         head = {"study": "fig8", "scenario": "scenes", "key": f"fig8-{place}", "label.rung": point.label}
         head |= {"scenario.title": _SCENARIO.title, "scenario.role": _SCENARIO.role.value} | flatten(_config(point, seeds))
         head |= {"role.rung": point.role} if point.role else {}
         steps = [step for step in STEPS if step <= point.law.until]
-        found += [head | _weights(point, step, seed, "model") for seed in range(seeds) for step in steps]
-    return pd.DataFrame(found).drop(columns="seeds")
+        rows += [head | _weights(point, step, seed, "model") for seed in range(seeds) for step in steps]
+    return pd.DataFrame(rows).drop(columns="seeds")
 
 
 def _config(point: Trained, seeds: int) -> dict[str, Any]:
@@ -183,15 +144,9 @@ def record(key: str, point: Trained, seeds: int, picture: str = "") -> Record:
         "loss": [_loss(point, step, seed) for seed in range(seeds) for step in range(0, point.law.until, 4)],
         "run": [_run(point, seed, picture) for seed in range(seeds)],
     }
-    stated = (
-        "training",
-        "training",
-        ("weights",),
-        COLUMNS,
-        _config(point, seeds),
-        {"device": "cpu", "processor": "a CPU", "numdev": "0"},
-    )
-    return Record(key, *stated, Status.OK, "", tables, 12.0)
+    environment = {"device": "cpu", "processor": "a CPU", "numdev": "0"}
+    how = ("training", "training", ("weights",), TABLES, _config(point, seeds), environment)
+    return Record(key, *how, Status.OK, "", tables, 12.0)
 
 
 def _weights(point: Trained, step: int, seed: int, tensor: str) -> dict[str, Any]:
@@ -218,7 +173,14 @@ def _run(point: Trained, seed: int, picture: str) -> dict[str, Any]:
     row |= {"baseline_held_out_loss": 0.13 + 0.001 * seed, "score": 0.8, "baseline_score": 0.81, "seconds_per_step": 0.1}
     row |= {"baseline_seconds_per_step": 0.1, "parameters": 850_000, "checksum": "a", "baseline_checksum": "b"}
     same = int(point.law.end == 0)
-    return row | {"same_bits": same, "samples": picture, "stopped": stopped, "calls": 8 * point.law.until, "missed": 0}
+    return row | {
+        "same_bits": same,
+        "samples": picture,
+        "stopped": stopped,
+        "calls": 8 * point.law.until,
+        "missed": 0,
+        "notes": "",
+    }
 
 
 def _picture(path: Path, point: Trained) -> str:

@@ -119,11 +119,11 @@ class CallCounts:
 
     def warn(self, who: str, hint: str = "", *, stacklevel: int = 3) -> None:
         """Warn where there was no call or one was missed, for the caller of a context that ends."""
+        ran = f"attention ran elsewhere, and was not exchanged: {self._ran()}" if self.missed else ""
         if not self.calls:
-            ran = f"; it ran {self._ran()}" if self.missed else ""
-            warnings.warn(f"{who}: no call of scaled_dot_product_attention was made{ran}{hint}", stacklevel=stacklevel)
-        elif self.missed:
-            warnings.warn(f"{who}: attention ran elsewhere, and was not exchanged: {self._ran()}", stacklevel=stacklevel)
+            ran = f"no call of scaled_dot_product_attention was made{f'; it ran {self._ran()}' if self.missed else ''}{hint}"
+        if ran:
+            warnings.warn(f"{who}: {ran}", stacklevel=stacklevel)
 
     def _ran(self) -> str:
         counts = [f"{count} of {name}" for name, count in self.elsewhere.items()]

@@ -27,12 +27,10 @@ _PATH = "task.data.path"
 NULL, UNKNOWN = 0, 1
 """Tokens that are no word: what pads a caption (and is all of a dropped one), and a word outside of the vocabulary."""
 
-_WORD = re.compile(r"[\w'-]+")
-
 
 def words_of(caption: str) -> list[str]:
     """The words of a caption in lower case, without punctuation."""
-    return _WORD.findall(caption.lower())
+    return re.findall(r"[\w'-]+", caption.lower())
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,8 @@ class Folder:
     def __post_init__(self) -> None:
         if self.words < 1:
             raise BadInput("task.data.words", self.words, "use at least 1")
-        if not self.path:
-            raise BadInput(_PATH, self.path, "name a folder of images with metadata.jsonl")
         digest = hashlib.sha256()
-        for name, text in _entries(Path(self.path)):
+        for name, text in _entries(self.path).items():
             image = hashlib.sha256((Path(self.path) / name).read_bytes()).hexdigest()
             digest.update(json.dumps([name, text, image]).encode())
         object.__setattr__(self, "digest", digest.hexdigest())
@@ -141,63 +137,58 @@ class Folder:
     @property
     def vocabulary(self) -> Vocabulary:
         """The most frequent words of the captions that are trained on."""
-        entries = _entries(Path(self.path))
-        return Vocabulary.of([entries[row][1] for row in _parts(entries)[1]], self.words)
+        captions = _entries(self.path)
+        return Vocabulary.of([captions[name] for name in _parts(captions)[0]], self.words)
 
     def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
-        loaded = _load(self, picture)
-        places, size = np.arange(step * count, (step + 1) * count), len(loaded.training)
+        training, _ = _load(self, picture)
+        places, size = np.arange(step * count, (step + 1) * count), len(training.captions)
         passes = places // size
         orders = {number: stream(Purpose.ORDER, seed, number).permutation(size) for number in np.unique(passes).tolist()}
-        rows = np.concatenate([order[places[passes == number] % size] for number, order in orders.items()])
-        return loaded.of(loaded.training[torch.from_numpy(rows)])
+        return _shown(training, np.concatenate([order[places[passes == one] % size] for one, order in orders.items()]))
 
     def held_out(self, count: int, picture: int) -> Captioned:
-        loaded = _load(self, picture)
-        return loaded.of(loaded.held_out[:count])
+        _, held_out = _load(self, picture)
+        return _shown(held_out, np.arange(min(count, len(held_out.captions))))
 
     def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
         return float("nan")
 
 
-@dataclass(frozen=True, eq=False)
-class _Loaded:
-    """Decoded images, captions and their tokens; the rows that are trained on, and those held out."""
-
-    images: UInt8[Tensor, "count 3 height width"]
-    tokens: Tensor
-    captions: tuple[str, ...]
-    training: Tensor
-    held_out: Tensor
-
-    def of(self, rows: Tensor) -> Captioned:
-        captions = tuple(self.captions[row] for row in rows.tolist())
-        return Captioned(self.images[rows].float() / 127.5 - 1, self.tokens[rows], captions)
-
-
 @lru_cache(maxsize=4)
-def _load(folder: Folder, picture: int) -> _Loaded:
-    entries = _entries(Path(folder.path))
-    images = torch.stack([_decoded(Path(folder.path) / name, picture) for name, _ in entries])
-    captions = tuple(text for _, text in entries)
-    held_out, training = _parts(entries)
-    return _Loaded(images, folder.vocabulary.encode(captions), captions, torch.tensor(training), torch.tensor(held_out))
+def _load(folder: Folder, picture: int) -> tuple[Captioned, Captioned]:
+    """All pictures that are trained on, and those held out, of 8 bits; every image is decoded and every caption encoded."""
+    captions, words = _entries(folder.path), folder.vocabulary
+    training, held_out = (
+        Captioned(
+            torch.stack([_decoded(Path(folder.path) / name, picture) for name in names]),
+            words.encode(captions[name] for name in names),
+            tuple(captions[name] for name in names),
+        )
+        for names in _parts(captions)
+    )
+    return training, held_out
 
 
-def _parts(entries: list[tuple[str, str]]) -> tuple[list[int], list[int]]:
-    """Rows that are held out, a tenth and at least one, by a hash of the name; and the others."""
-    ranked = sorted(range(len(entries)), key=lambda row: hashlib.sha256(entries[row][0].encode()).hexdigest())
-    count = max(1, len(entries) // 10)
-    return sorted(ranked[:count]), sorted(ranked[count:])
+def _shown(part: Captioned, rows: np.ndarray) -> Captioned:
+    pictures, tokens = (x[torch.from_numpy(rows)] for x in (part.pictures, part.tokens))
+    return Captioned(pictures.float() / 127.5 - 1, tokens, tuple(part.captions[row] for row in rows))
 
 
-def _entries(folder: Path) -> list[tuple[str, str]]:
-    """File name and caption of each image, in the order of the names."""
+def _parts(captions: dict[str, str]) -> tuple[list[str], list[str]]:
+    """Names of the images that are trained on, and of those held out: a tenth and at least one, by a hash of the name."""
+    ranked, count = sorted(captions, key=lambda name: hashlib.sha256(name.encode()).hexdigest()), max(1, len(captions) // 10)
+    return sorted(ranked[count:]), sorted(ranked[:count])
+
+
+def _entries(path: str) -> dict[str, str]:
+    """The caption of each image by its file name, in the order of the names."""
 
     def refused(why: str) -> BadInput:
-        return BadInput(_PATH, str(folder), why)
+        return BadInput(_PATH, path, why)
 
-    if not folder.is_dir():
+    folder = Path(path)
+    if not path or not folder.is_dir():
         raise refused("name a folder of images with metadata.jsonl")
     images = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.suffix.lower() in _IMAGES}
     if len(images) < 2:
@@ -209,8 +200,8 @@ def _entries(folder: Path) -> list[tuple[str, str]]:
             number += 1
             if line.strip():
                 entry = json.loads(line)
-                name, caption = Path(entry["file_name"]).as_posix(), entry["text"].strip() and entry["text"]
-                if not caption or name in captions:
+                name, caption = Path(entry["file_name"]).as_posix(), entry["text"]
+                if not caption.strip() or name in captions:
                     raise ValueError
                 captions[name] = caption
     except OSError as error:
@@ -222,7 +213,7 @@ def _entries(folder: Path) -> list[tuple[str, str]]:
     if strays := sorted(images ^ set(captions)):
         lacks = f"is not named in {_METADATA}" if strays[0] in images else f"is named in {_METADATA}, and there is no such image"
         raise refused(f"{strays[0]} {lacks} ({len(strays)} of {len(images)}); each image needs one line")
-    return sorted(captions.items())
+    return dict(sorted(captions.items()))
 
 
 def _decoded(path: Path, picture: int) -> UInt8[Tensor, "3 height width"]:

@@ -13,12 +13,11 @@ import torch.distributed as dist
 
 from numdev.errors import BadInput, Unsupported
 from numdev.results.record import Within
-from numdev.training.attend import CallCounts, attend
+from numdev.training.attend import attend
 from numdev.training.run import Run, deterministic
 from numdev.training.run_files import Trained, rounded, without_moments
 from numdev.training.rung import Restart
 from numdev.training.state import State, checksum
-from numdev.training.step import Step
 from numdev.training.task import Batch
 from numdev.training.watch import Watch, Watched
 
@@ -87,22 +86,20 @@ class Training:
         self._trained = replace(self._trained, notes=(*self._trained.notes, text))
 
     def _attempt(self) -> Trained:
-        self._begin()
-        attention, watch = self._run.rung.attention, self._watch
+        attention, watch = self._run.rung.attention, Watch(self._device) if self._run.rung.watch else None
         with attend(attention if watch is None else Watched(attention, watch)) as seen:
+            self._begin(State(self._run, self._device, seen, watch))
             for batch in self._run.batches(self._trained.done):
                 if self._trained.done == self._run.half and not self._trained.restarted:
-                    self._restart()
-                self._advance(self._run.share(batch, self._rank), seen)
+                    self._restart(State(self._run, self._device, seen, watch))
+                self._advance(self._run.share(batch, self._rank))
                 if self._trained.stopped:
                     break
         return self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, state: State) -> None:
         """The state of the last checkpoint, or the initial one."""
-        self._step: Step | None = None
-        self._state = State(self._run, self._device)
-        self._watch = Watch(self._device) if self._run.rung.watch else None
+        self._state, self._is_new = state, True
         start = self._trained
         self._trained, saved = start.at_checkpoint()
         if saved is not None and self._trained.has_all_snapshots:
@@ -119,7 +116,7 @@ class Training:
         self._saved_at = time.perf_counter()
         self._start_clock()
 
-    def _restart(self) -> None:
+    def _restart(self, state: State) -> None:
         """Restart after half of the steps as the rung asks for: the state through a checkpoint on disk, into a new model."""
         if self._leads:
             self._write_checkpoint()
@@ -128,21 +125,20 @@ class Training:
         assert saved is not None
         self._wait()  # all have read it before it is replaced
         losing = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}.get(self._run.rung.restart)
-        self._step, self._state = None, State(self._run, self._device)
-        self._state.restore(saved if losing is None else losing(saved))
+        self._state, self._is_new = state, True
+        state.restore(saved if losing is None else losing(saved))
         self._trained = replace(self._trained, restarted=True)
         if self._leads:
             self._write_checkpoint()
         self._start_clock()
 
-    def _advance(self, batch: Batch, seen: CallCounts) -> None:
+    def _advance(self, batch: Batch) -> None:
         """One step, and what is due after it."""
-        if self._step is None:
-            self._step = Step(self._run, self._state, self._device, seen, self._watch)
-            if self._device.type == "cuda" and (why := self._step.capture(batch)):
-                self._note(why)
-        self._step(self._trained.done, batch)
-        if not seen.calls:
+        if self._is_new and self._device.type == "cuda" and (why := self._state.capture(batch)):
+            self._note(why)
+        self._is_new = False
+        self._state.step(self._trained.done, batch)
+        if not self._state.calls:
             hint = "it never calls torch.nn.functional.scaled_dot_product_attention; give a model with attention to exchange"
             raise BadInput("task.model", type(self._state.model).__name__, hint)
         done, steps = self._trained.done + 1, self._trained.steps
@@ -208,7 +204,7 @@ class Training:
         return finished
 
     def _finished(self, last: str) -> Trained:
-        trained, state, step = self._trained, self._state, self._step
+        trained, state = self._trained, self._state
         count = trained.done + bool(trained.stopped)
         return replace(
             trained,
@@ -217,8 +213,8 @@ class Training:
             watched=tuple(map(tuple, state.watched[:count].tolist())),
             checksum=checksum(trained.weights(max(trained.snapshots))) if trained.stopped else last,
             parameters=sum(x.numel() for x in state.parameters.values()),
-            captured=step is not None and step.captured,
-            calls=0 if step is None else step.calls,
-            missed=0 if step is None else step.missed,
+            captured=state.captured,
+            calls=state.calls,
+            missed=state.missed,
             notes=tuple(dict.fromkeys(trained.notes)),
         )

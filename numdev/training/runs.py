@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +19,6 @@ from torch import Tensor
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.runner import Context
 from numdev.results.files import write_atomically
-from numdev.results.record import Within
 from numdev.training.loop import train
 from numdev.training.run import Run, deterministic
 from numdev.training.run_files import FINISHED, Trained
@@ -33,61 +32,44 @@ _GAP = 2  # white pixels between two, before they are enlarged
 _STEPS = 3  # of which the time of a run is estimated
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The runs of a folder, each in a folder of its own by its key.
+@contextmanager
+def shared(context: Context) -> Iterator[Path]:
+    """The folder of the runs that points share, each in a folder of its own; removed afterwards where nothing is stored."""
+    with tempfile.TemporaryDirectory() if context.shared is None else nullcontext(context.shared) as folder:
+        yield Path(folder)
 
-    Attributes:
-        folder: of the runs.
-        device: where they are trained.
-        within: is called with the progress of the current run.
+
+def finished(run: Run, title: str, folder: Path, context: Context) -> Trained:
+    """The run, trained to its end and judged unless it is there; another process that trains the same is waited for.
+
+    `title` names it where its progress is shown.
+
+    Raises:
+        BadInput: for a run that cannot be trained.
+        Unsupported: for a model or an attention that cannot be trained as configured.
+        StoreError: where a file cannot be written.
     """
 
-    folder: Path
-    device: torch.device
-    within: Within | None = None
+    def report(step: int, steps: int, text: str) -> None:
+        if context.within is not None:
+            context.within(step, steps, f"{title}: {text}")
 
-    def finished(self, run: Run, title: str) -> Trained:
-        """The run, trained to its end and judged unless it is there; another process that trains the same is waited for.
-
-        `title` names it where its progress is shown.
-
-        Raises:
-            BadInput: for a run that cannot be trained.
-            Unsupported: for a model or an attention that cannot be trained as configured.
-            StoreError: where a file cannot be written.
-        """
-
-        def report(step: int, steps: int, text: str) -> None:
-            if self.within is not None:
-                self.within(step, steps, f"{title}: {text}")
-
-        own = self.folder / run.key(self.device)
-        try:
-            own.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise BadInput("results", str(self.folder), f"no run can be kept there ({error.strerror})") from None
-        lock = FileLock(own / ".lock", mode=0o666)  # the operating system releases it when a process is killed
-        try:
-            lock.acquire(blocking=False)
-        except Timeout:
-            report(0, run.task.steps, "waits for another process, which trains it")
-            lock.acquire()
-        try:
-            trained = train(run, own, self.device, report)
-            return trained if trained.held_out_loss is not None else judged(run, trained, self.device)
-        finally:
-            lock.release()
-
-
-@contextmanager
-def runs(context: Context) -> Iterator[Runs]:
-    """The runs that points share; where nothing is stored, those of a folder that is removed afterwards."""
-    if context.shared is not None:
-        yield Runs(context.shared, context.device, context.within)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Runs(Path(folder), context.device, context.within)
+    own = folder / run.key(context.device)
+    try:
+        own.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput("results", str(folder), f"no run can be kept there ({error.strerror})") from None
+    lock = FileLock(own / ".lock", mode=0o666)  # the operating system releases it when a process is killed
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        report(0, run.task.steps, "waits for another process, which trains it")
+        lock.acquire()
+    try:
+        trained = train(run, own, context.device, report)
+        return trained if trained.held_out_loss is not None else judged(run, trained, context.device)
+    finally:
+        lock.release()
 
 
 def judged(run: Run, trained: Trained, device: torch.device) -> Trained:

@@ -15,9 +15,9 @@ import hashlib
 import itertools
 import math
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property, lru_cache
 from importlib.resources import files
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,60 +28,32 @@ from torch.nn import functional
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data import Captioned, Vocabulary, words_of
+from numdev.training.data import Captioned, Vocabulary
 from numdev.training.task import Purpose, stream
 
-
-class Shape(Enum):
-    """The shape of a thing; each fits into 1.04 radii around its centre."""
-
-    CIRCLE = "circle"
-    SQUARE = "square"
-    TRIANGLE = "triangle"
-
-
-class Size(Enum):
-    """Radius in pixels of a picture 32 wide: from, to."""
-
-    SMALL = (3.0, 3.7)
-    LARGE = (5.4, 6.2)
-
-
-class Colour(Enum):
-    """Red, green and blue, from -1 to 1; the background is 0 (mid grey)."""
-
-    RED = (1.0, -1.0, -1.0)
-    GREEN = (-1.0, 1.0, -1.0)
-    BLUE = (-1.0, -1.0, 1.0)
-    YELLOW = (1.0, 1.0, -1.0)
-    MAGENTA = (1.0, -1.0, 1.0)
-    CYAN = (-1.0, 1.0, 1.0)
+SHAPES = ("circle", "square", "triangle")  # each fits into 1.04 radii around its centre
+SIZES = {"small": (3.0, 3.7), "large": (5.4, 6.2)}
+"""Radius in pixels of a picture 32 wide: from, to."""
+COLOURS = {
+    "red": (1.0, -1.0, -1.0),
+    "green": (-1.0, 1.0, -1.0),
+    "blue": (-1.0, -1.0, 1.0),
+    "yellow": (1.0, 1.0, -1.0),
+    "magenta": (1.0, -1.0, 1.0),
+    "cyan": (-1.0, 1.0, 1.0),
+}
+"""Red, green and blue, from -1 to 1; the background is 0 (mid grey)."""
+RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
+"""Where the first thing stands, seen from the second: a step to the right and one down."""
+_CONVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
 
 
-class Relation(Enum):
-    """Where the first thing stands, seen from the second: a step to the right and one down."""
+class Thing(NamedTuple):
+    """One shape of a scene, in the words of the grammar."""
 
-    LEFT_OF = (-1, 0)
-    RIGHT_OF = (1, 0)
-    ABOVE = (0, -1)
-    BELOW = (0, 1)
-
-    @property
-    def words(self) -> str:
-        return self.name.lower().replace("_", " ")
-
-
-@dataclass(frozen=True)
-class Thing:
-    """One shape of a scene."""
-
-    size: Size
-    colour: Colour
-    shape: Shape
-
-    @property
-    def words(self) -> str:
-        return f"a {self.size.name} {self.colour.name} {self.shape.name}".lower()
+    size: str
+    colour: str
+    shape: str
 
 
 @dataclass(frozen=True)
@@ -89,31 +61,23 @@ class Scene:
     """The content of a caption: `first`, alone or in a relation to `second`."""
 
     first: Thing
-    relation: Relation | None = None
+    relation: str = ""
     second: Thing | None = None
 
     @property
-    def things(self) -> tuple[Thing, ...]:
-        return (self.first,) if self.second is None else (self.first, self.second)
-
-    @property
     def caption(self) -> str:
-        if self.relation is None or self.second is None:
-            return self.first.words
-        return f"{self.first.words} {self.relation.words} {self.second.words}"
+        return " ".join(("a", *self.first, *((self.relation, "a", *self.second) if self.second else ())))
 
     @property
     def converse(self) -> Scene:
         """The other wording of a scene of two things."""
-        assert self.relation is not None
         assert self.second is not None
-        right, down = self.relation.value
-        return Scene(self.second, Relation((-right, -down)), self.first)
+        return Scene(self.second, _CONVERSE[self.relation], self.first)
 
     @property
     def canonical(self) -> Scene:
         """Equal for both wordings of what is shown: the thing first that stands left or above."""
-        return self.converse if self.relation in (Relation.RIGHT_OF, Relation.BELOW) else self
+        return self.converse if self.relation in ("right of", "below") else self
 
     @cached_property
     def is_held_out(self) -> bool:
@@ -121,22 +85,21 @@ class Scene:
         return hashlib.sha256(self.canonical.caption.encode()).digest()[0] % 8 == 0
 
 
-THINGS = tuple(Thing(*choice) for choice in itertools.product(Size, Colour, Shape))
+THINGS = tuple(Thing(*choice) for choice in itertools.product(SIZES, COLOURS, SHAPES))
 
 
 @lru_cache(maxsize=1)
 def scenes() -> dict[str, Scene]:
     """Every scene of the grammar by its caption: those of one thing first."""
-    every = (*map(Scene, THINGS), *(Scene(*pair) for pair in itertools.product(THINGS, Relation, THINGS)))
+    every = (*map(Scene, THINGS), *(Scene(*pair) for pair in itertools.product(THINGS, RELATIONS, THINGS)))
     return {scene.caption: scene for scene in every}
 
 
 @lru_cache(maxsize=1)
 def vocabulary() -> Vocabulary:
     """All words of the grammar; the longest caption has 10 words, padded to 16 tokens, a multiple of what tensor cores take."""
-    things = [member.name.lower() for kind in (Size, Colour, Shape) for member in kind]
-    relations = dict.fromkeys(word for relation in Relation for word in words_of(relation.words))
-    return Vocabulary(("a", *things, *relations), 16)
+    relations = dict.fromkeys(word for relation in RELATIONS for word in relation.split())
+    return Vocabulary(("a", *SIZES, *COLOURS, *SHAPES, *relations), 16)
 
 
 @dataclass(frozen=True)
@@ -210,7 +173,7 @@ class _Table:
 def _table() -> _Table:
     place, every = {thing: number for number, thing in enumerate(THINGS)}, list(scenes().values())
     things = np.array([[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in every])
-    away = np.array([scene.relation.value if scene.relation else (0, 0) for scene in every])
+    away = np.array([RELATIONS.get(scene.relation, (0, 0)) for scene in every])
     return _Table(
         captions=tuple(scenes()),
         tokens=vocabulary().encode(scenes()),
@@ -218,9 +181,9 @@ def _table() -> _Table:
         pairs=things[:, 1] >= 0,
         things=things,
         away=np.stack([away, -away], axis=1).astype(np.float32),
-        shapes=np.array([tuple(Shape).index(thing.shape) for thing in THINGS]),
-        colours=np.array([thing.colour.value for thing in THINGS], dtype=np.float32),
-        radii=np.array([thing.size.value for thing in THINGS], dtype=np.float32),
+        shapes=np.array([SHAPES.index(thing.shape) for thing in THINGS]),
+        colours=np.array([COLOURS[thing.colour] for thing in THINGS], dtype=np.float32),
+        radii=np.array([SIZES[thing.size] for thing in THINGS], dtype=np.float32),
     )
 
 
@@ -262,27 +225,27 @@ def render(
 
     With s the signed distance of a pixel's centre to the outline (negative inside, in pixels), the share is 1/2 - s, cut off at 0
     and 1. That is exact for a straight outline along the pixels, and for others up to the angle at which the outline crosses a
-    pixel. Shapes are places in `Shape`; centres are (right, down).
+    pixel. Shapes are places in `SHAPES`; centres are (right, down).
     """
     shares = np.zeros((*shapes.shape, picture, picture), dtype=np.float32)
     pixels = np.arange(picture, dtype=np.float32) + _HALF
-    for place, shape in enumerate(Shape):
+    for place, shape in enumerate(SHAPES):
         rows = np.nonzero((shapes == place) & ~np.isnan(radii))
         right, down = (pixels - centres[rows][:, axis, None] for axis in (0, 1))
         shares[rows] = _covered(shape, right[:, None, :], down[:, :, None], radii[rows][:, None, None])
     return shares
 
 
-def _covered(shape: Shape, right: np.ndarray, down: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def _covered(shape: str, right: np.ndarray, down: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """1/2 - s between 0 and 1 for a shape around the origin; `right` has one row, `down` one column.
 
     The s of squares and triangles is the largest signed distance to one of their sides: exact inside, and outside but beyond a
     corner, where it is smaller than the distance.
     """
-    if shape is Shape.CIRCLE:
+    if shape == "circle":
         return np.clip(radius + _HALF - np.sqrt(right * right + down * down), 0, 1)
     right = np.abs(right)
-    if shape is Shape.SQUARE:
+    if shape == "square":
         edge = radius * np.float32(_HALF_SIDE) + _HALF
         return np.minimum(np.clip(edge - right, 0, 1), np.clip(edge - np.abs(down), 0, 1))
     inradius = radius * np.float32(_INRADIUS)
@@ -294,7 +257,7 @@ def _covered(shape: Shape, right: np.ndarray, down: np.ndarray, radius: np.ndarr
 
 CLASSIFIER = "scenes_classifier.safetensors"
 _PICTURE = 32  # pixels of what the classifier reads
-_HEADS = (3, len(Shape), len(Colour), len(Size), len(Shape), len(Colour), len(Size))
+_HEADS = (3, *2 * (len(SHAPES), len(COLOURS), len(SIZES)))
 """Choices that the classifier makes: one thing or two beside or above each other; then shape, colour and size of the thing that
 stands left or above, and of the other."""
 
@@ -326,6 +289,9 @@ def _classifier() -> Classifier:
 def labels(scene: Scene) -> list[int]:
     """The right choice of each head; -1 for a thing that is not there."""
     shown = scene.canonical
-    kind = 0 if shown.relation is None else 1 if shown.relation is Relation.LEFT_OF else 2
-    things = [[list(type(part)).index(part) for part in (thing.shape, thing.colour, thing.size)] for thing in shown.things]
-    return [kind, *things[0], *(things[1] if shown.second else [-1, -1, -1])]
+    kind = ("", "left of", "above").index(shown.relation)
+    first, second = (
+        [SHAPES.index(thing.shape), [*COLOURS].index(thing.colour), [*SIZES].index(thing.size)] if thing else [-1, -1, -1]
+        for thing in (shown.first, shown.second)
+    )
+    return [kind, *first, *second]

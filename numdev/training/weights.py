@@ -21,7 +21,7 @@ from numdev.training.operation import TRAINING
 from numdev.training.run import Run
 from numdev.training.run_files import Trained
 from numdev.training.rung import Rung
-from numdev.training.runs import SAMPLES, runs
+from numdev.training.runs import SAMPLES, finished, shared
 from numdev.training.task import Task
 from numdev.training.watch import FIGURES
 
@@ -183,10 +183,11 @@ class WeightsOverTraining(Kind):
                 raise BadInput(name, made if isinstance(made, str) else type(made).__name__, hint)
         tables: dict[str, list[dict[str, Any]]] = {name: [] for name in self.columns_of(point)}
         stopped: list[str] = []
-        with runs(context) as shared:
+        with shared(context) as folder:
             for seed in context.replicates():
-                ours = shared.finished(Run(point.problem, point.variant, seed), f"replicate {seed}")
-                theirs = shared.finished(Run(point.problem, point.baseline, seed), f"reference of replicate {seed}")
+                ours = finished(Run(point.problem, point.variant, seed), f"replicate {seed}", folder, context)
+                reference = Run(point.problem, point.baseline, seed)
+                theirs = finished(reference, f"reference of replicate {seed}", folder, context)
                 rows = {WEIGHTS: _weights(ours, theirs, context.device), LOSS: _losses(ours, theirs), RUN: [_run(ours, theirs)]}
                 for name, own in (rows | ({WATCH: _watched(ours)} if ours.watched else {})).items():
                     tables[name] += ({"seed": seed} | row for row in own)

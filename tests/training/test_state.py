@@ -13,7 +13,6 @@ from numdev.training import state as state_module
 from numdev.training.attend import CallCounts
 from numdev.training.rung import Numerics
 from numdev.training.state import LossScale, State, checksum, initial, moved
-from numdev.training.step import Step
 from tests.training.toy import CPU, toy, trained
 
 
@@ -32,23 +31,23 @@ def test_gradients_do_not_depend_on_the_scale() -> None:
     gradients = []
     for power in (0, 10, 16):
         run = toy()
-        state = State(run, CPU)
+        state = State(run, CPU, CallCounts())
         if power:
             state.scale = LossScale(CPU)
             state.scale.scale.fill_(2.0**power)
-        Step(run, state, CPU, CallCounts()).update(run.task.batch_of(0, 0))
+        state.update(run.task.batch_of(0, 0))
         gradients.append(state.gradients())
     assert all(torch.equal(each[name], gradients[0][name]) for each in gradients for name in gradients[0])
 
 
 def test_a_step_that_overflows_is_skipped() -> None:
     run = toy(numerics=Numerics.FP16)
-    state = State(run, CPU)
+    state = State(run, CPU, CallCounts())
     assert state.scale is not None
     state.scale.scale.fill_(2.0**60)
     state.rate.fill_(0.1)
     before = {name: x.clone() for name, x in (state.weights() | state.moments()).items()}
-    _, norm = Step(run, state, CPU, CallCounts()).update(run.task.batch_of(0, 0))
+    _, norm = state.update(run.task.batch_of(0, 0))
     assert not norm.isfinite()
     assert all(torch.equal(x, before[name]) for name, x in (state.weights() | state.moments()).items())
     assert float(state.scale.scale) == 2.0**59
@@ -68,7 +67,7 @@ def test_all_numerics_follow_fp32_with_weights_in_their_dtype(tmp_path: Path) ->
     for numerics, own in losses.items():
         # Products of BF16 have relative errors of 2^-8, and so has a weight of BF16; a loss is a mean of squares: twice that
         assert own == pytest.approx(losses[Numerics.FP32], rel=2 * 2**-8)
-        state = State(toy(numerics=numerics), CPU)
+        state = State(toy(numerics=numerics), CPU, CallCounts())
         held = state.weights() | {name: x for name, x in state.moments().items() if not name.startswith("updates/")}
         assert {x.dtype for x in held.values()} == {torch.bfloat16 if numerics is Numerics.BF16_WEIGHTS else torch.float32}
     assert len(set(losses.values())) == 4

@@ -24,7 +24,7 @@ from numdev.measurement.runner import Context, Kept, Point, Runner
 from numdev.results.record import Record, Status
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Rung
-from numdev.training.runs import Runs, contact_sheet
+from numdev.training.runs import contact_sheet, finished
 from numdev.training.weights import LOSS, METRICS, MODEL, RUN, WEIGHTS, WeightsOverTraining, deviations, shown, weight_deviation
 from tests.training.toy import CPU, VANILLA, Toy
 
@@ -170,7 +170,8 @@ class TestRuns:
             texts.append(text)
             waits.set()
 
-        job = threading.Thread(target=Runs(tmp_path, CPU, within).finished, args=(run, "replicate 0"))
+        context = Context(CPU, 1, Runner(WeightsOverTraining(), "cpu")._kept, within=within)
+        job = threading.Thread(target=finished, args=(run, "replicate 0", tmp_path, context))
         with FileLock(own / ".lock"):
             job.start()
             assert waits.wait(30)

@@ -14,7 +14,7 @@ from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.loop import train
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Restart, Rung
-from numdev.training.step import Step
+from numdev.training.state import State
 from tests.training.toy import Toy, toy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -28,7 +28,7 @@ RUNGS += [Rung(VanillaBackward(BF16), Numerics.BF16, watch=True)]
 def test_a_captured_run_has_the_bits_of_an_eager_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rung: Rung) -> None:
     run = Run(Toy(40, width=128), rung)
     graph = train(run, tmp_path / "graph", CUDA)
-    monkeypatch.setattr(Step, "capture", lambda *_: "not now")
+    monkeypatch.setattr(State, "capture", lambda *_: "not now")
     eager = train(run, tmp_path / "eager", CUDA)
     assert (graph.captured, eager.captured) == (True, False)
     assert (graph.calls, graph.missed) == (eager.calls, eager.missed) == (1, 0)

@@ -322,6 +322,20 @@ def by_scenario(rows: pd.DataFrame, first: int | None = None) -> list[list[Panel
     return [*([large] if large else []), *(small[i : i + across] for i in range(0, len(small), across))]
 
 
+def grid(titles: Sequence[str], across: int, height: float, text: tuple[str, str], **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel of some inches for each title, so many beside one another; `text` names its axes."""
+    down, beside = -(-len(titles) // across), min(across, len(titles))
+    figure = Figure(figsize=(PAGE if beside > 1 else 0.65 * PAGE, 0.5 + height * down), layout="constrained")
+    every: list[Axes] = list(figure.subplots(down, beside, squeeze=False, **shared).flat)
+    for axes in every[len(titles) :]:
+        axes.remove()
+    for axes, title in zip(every, titles, strict=False):
+        axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=SMALL, fontweight="bold")
+    figure.supxlabel(text[0], fontsize=8)
+    figure.supylabel(text[1], fontsize=8)
+    return figure, every[: len(titles)]
+
+
 def heights(panels: Sequence[Sequence[Panel]]) -> list[float]:
     """Of rows of panels, inches."""
     return [2.1 if row[0].large else 1.5 for row in panels]

@@ -13,9 +13,9 @@ from matplotlib.lines import Line2D
 
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.measurement.speed.columns import derived
-from numdev.report.figures.marks import at_least_a_decade, legend, log_y, plain_ticks
+from numdev.report.figures.marks import at_least_a_decade, grid, legend, log_y, plain_ticks
 from numdev.report.figures.plot import Plot
-from numdev.report.figures.theme import BLACK, GREY, PAGE, SERIES, SMALL
+from numdev.report.figures.theme import BLACK, GREY, SERIES, SMALL
 from numdev.report.reading.frames import COMPARISON, Results
 from numdev.report.statistics import significant
 from numdev.report.studies.attention import LENGTH as N
@@ -277,23 +277,16 @@ def _panels(
 ) -> Figure:
     """A panel for each scenario and shape, two in a row, under one legend."""
     groups = [group for _, group in rows.groupby(list(SHAPE), sort=False, dropna=False)]
-    across = min(2, len(groups))
-    down = -(-len(groups) // across)
-    figure = Figure(figsize=(PAGE if across > 1 else PAGE * 0.65, 2.3 * down + 0.5), layout="constrained")
-    grid: Any = figure.subplots(down, across, sharey=sharey, squeeze=False)
-    for axes, own in zip(grid.flat, groups, strict=False):
-        first = own.iloc[0].to_dict()
-        title = f"{first['scenario.title']}: " if rows["scenario"].nunique() > 1 else ""
-        axes.set_title(f"{title}{shape_text(first)}", loc="left", fontweight="bold")
+    firsts = [group.iloc[0].to_dict() for group in groups]
+    heads = [f"{first['scenario.title']}: " if rows["scenario"].nunique() > 1 else "" for first in firsts]
+    titles = [f"{head}{shape_text(first)}" for head, first in zip(heads, firsts, strict=True)]
+    figure, panels = grid(titles, 2, 2.3, texts, sharey=sharey)
+    for axes, own in zip(panels, groups, strict=True):
         draw(axes, own)
         if over_n:
             plain_ticks(axes, own[N].unique().astype(float).tolist())
-    for axes in grid.flat[len(groups) :]:
-        axes.remove()
     keys = {name: Line2D([], [], color=shade, marker=marker) for name, (shade, marker) in looks(rows).items()}
-    legend(figure, keys, min(len(keys), 2 * across + 1), "outside upper center")
-    figure.supxlabel(texts[0], fontsize=8)
-    figure.supylabel(texts[1], fontsize=8)
+    legend(figure, keys, min(len(keys), 5 if len(groups) > 1 else 3), "outside upper center")
     return figure
 
 

@@ -28,8 +28,8 @@ from matplotlib.figure import Figure
 from scipy.stats import median_abs_deviation
 
 from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
-from numdev.report.figures.marks import log_y, no_figure
-from numdev.report.figures.theme import GREY, PAGE, TILED
+from numdev.report.figures.marks import grid, log_y, no_figure
+from numdev.report.figures.theme import GREY, TILED
 from numdev.report.reading.frames import WATCH, Results
 from numdev.report.reading.scenarios import LABEL, SCENARIO
 from numdev.report.statistics import Floats, Interval, mean, ratio, significant, typical
@@ -241,13 +241,10 @@ def draw_aligned(rows: pd.DataFrame) -> Figure:
         runs, every = _compared(rows)
     except Undecidable as reason:
         return no_figure(str(reason))
-    figure = Figure(figsize=(PAGE, 4.2), layout="constrained")
-    panels: Any = figure.subplots(2, 3, sharex=True).flat
-    for axes, (name, words) in zip(panels, FIGURES.items(), strict=True):
+    text = f"steps after a spike; {len(every)} spikes in {_spiked(runs)} runs", "over ordinary steps"
+    figure, panels = grid([f"{words[0].upper()}{words[1:]}" for words in FIGURES.values()], 3, 1.9, text, sharex=True)
+    for axes, name in zip(panels, FIGURES, strict=True):
         _panel(axes, lifts(every, name))
-        axes.set_title(f"{words[0].upper()}{words[1:]}", loc="left", fontweight="bold", fontsize=8)
-    figure.supxlabel(f"steps after a spike; {len(every)} spikes in {_spiked(runs)} runs", fontsize=8)
-    figure.supylabel("over ordinary steps", fontsize=8)
     return figure
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import matplotlib.image as images
@@ -38,7 +37,7 @@ from numdev.report.claims.verdicts import (
     Undecidable,
     Verdict,
 )
-from numdev.report.figures.marks import Dot, draw_rows, legend, log_y, measured, name_ends, no_figure, scientific, titled
+from numdev.report.figures.marks import Dot, draw_rows, grid, legend, log_y, measured, name_ends, no_figure, scientific, titled
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
@@ -655,22 +654,10 @@ def _zeros(rung: Rung) -> str:
 _ACROSS, _MOST = 4, 20  # panels beside one another, and pictures of a figure
 
 
-def _grid(names: Sequence[str], height: float) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with a panel for each name, four beside one another."""
-    down = -(-len(names) // _ACROSS)
-    figure = Figure(figsize=(PAGE, 0.5 + height * down), layout="constrained")
-    every: list[Axes] = list(figure.subplots(down, _ACROSS, squeeze=False).flat)
-    for axes in every[len(names) :]:
-        axes.remove()
-    for axes, name in zip(every, names, strict=False):
-        axes.set_title(fill(name, 22), loc="left", fontsize=7, fontweight="bold")
-    return figure, every[: len(names)]
-
-
 def draw_losses(rows: pd.DataFrame) -> Figure:
     """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
     every = list(runs_of(rows))
-    figure, panels = _grid([name for name, *_ in every], 1.5)
+    figure, panels = grid([name for name, *_ in every], _ACROSS, 1.5, ("training steps", "training loss"))
     values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
     finite = values[(values > 0) & (values < math.inf)]
     for place, (axes, (_, group, own)) in enumerate(zip(panels, every, strict=True)):
@@ -684,8 +671,6 @@ def draw_losses(rows: pd.DataFrame) -> Figure:
     keys = {"the reference": Line2D([], [], color=GREY, linewidth=1.2)}
     keys["the run, in the colour of what differs; a line per replicate"] = Line2D([], [], color="black", linewidth=0.6)
     legend(figure, keys, 2, "outside upper center")
-    figure.supxlabel("training steps", fontsize=8)
-    figure.supylabel("training loss", fontsize=8)
     return figure
 
 
@@ -699,7 +684,7 @@ def draw_samples(rows: pd.DataFrame) -> Figure:
     if not shown:
         return no_figure("no run has stored pictures")
     tall, wide = shown[0][1].shape[:2]
-    figure, panels = _grid([name for name, _ in shown], PAGE / _ACROSS * tall / wide + 0.3)
+    figure, panels = grid([name for name, _ in shown], _ACROSS, PAGE / _ACROSS * tall / wide + 0.3, ("", ""))
     for axes, (_, picture) in zip(panels, shown, strict=True):
         axes.imshow(picture, interpolation="nearest")
         axes.set_axis_off()

@@ -120,13 +120,11 @@ def beside_policies(fast: float, uniform: float = 10.0, noise: float = 0.02) -> 
 CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("long", lambda: lengths(0.5).assign(reference="golden"), HOLDS),
     ("long", lambda: lengths(0.0).assign(reference="golden"), FAILS),
-    ("long", lambda: lengths(-0.5).assign(reference="golden"), FAILS),
     ("long", lambda: lengths(0.5), UNDECIDED),  # golden alone says how far a kernel strays
     ("validate", lambda: predicted(0.1, 1.0), HOLDS),
     ("validate", lambda: predicted(0.0, 1.0, noise=0.0), UNDECIDED),  # to the bit, in five replicates: of others, 45 % may differ
     ("validate", lambda: predicted(1.5, 1.0), FAILS),
     ("validate", lambda: predicted(0.1, 1.3), FAILS),
-    ("validate", lambda: predicted(0.1, 0.7), FAILS),
     ("validate", lambda: predicted(0.7, 1.0), FAILS),  # not most of it
     ("validate", lambda: predicted(0.5, 1.0), UNDECIDED),
     ("validate", lambda: predicted(0.1, 1.08, noise=0.3), UNDECIDED),
@@ -137,43 +135,28 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("validate", lambda: predicted(0.1, 1.0).drop(columns="label.kernel"), UNDECIDED),
     ("kernels", lambda: beside_policies(1.1), HOLDS),
     ("kernels", lambda: beside_policies(9.0), FAILS),
-    ("kernels", lambda: beside_policies(0.5), FAILS),
     ("kernels", lambda: beside_policies(1.0, uniform=1.0), UNDECIDED),  # the policies cannot be told apart
-    ("kernels", lambda: beside_policies(1.2, noise=0.4), UNDECIDED),
     ("kernels", lambda: beside_policies(1.0).query("`label.kernel` != 'fast'"), UNDECIDED),
     ("kernels", lambda: beside_policies(1.0).query("`label.kernel` != 'like'"), UNDECIDED),
     ("kernels", lambda: beside_policies(1.0).drop(columns="role.kernel"), UNDECIDED),  # no roles declared
     ("fig3", lambda: formats(FORMATS.values()), HOLDS),
     ("fig3", lambda: formats((1e-2, 1e-3, 1e-16, 1e-7)), FAILS),
     ("fig3", lambda: formats((1e-2, 1e-3, 0.0, 0.0)), UNDECIDED),  # equal is not falling, in five replicates
-    ("fig3", lambda: formats((1.1, 1.0, 1e-3, 1e-6), noise=0.5), UNDECIDED),
     ("fig3", lambda: formats(FORMATS.values()).query("format != 'fp32'"), NOT_MEASURED),
     ("fig4", lambda: table(against_golden(9.0)), HOLDS),
     ("fig4", lambda: table(against_golden(2.0)), FAILS),
-    ("fig4", lambda: table(against_golden(30.0)), FAILS),
-    ("fig4", lambda: table(against_golden(5.0, noise=0.3)), UNDECIDED),
     ("fig4", lambda: table(against_golden(9.0, format="fp16")), NOT_MEASURED),
     ("fig4_assumptions", lambda: ratios(0.0), HOLDS),
     ("fig4_assumptions", lambda: ratios(0.5), FAILS),
     ("fig4_assumptions", lambda: ratios(0.0, at_1024=2.0), FAILS),
-    ("fig4_assumptions", lambda: ratios(0.1, noise=0.6), UNDECIDED),
-    ("fig4_assumptions", lambda: ratios(0.0).query("`label.problem.n` == 512"), UNDECIDED),
     ("fig5a", lambda: lengths(0.5), HOLDS),
     ("fig5a", lambda: lengths(0.03, noise=0.005), FAILS),  # significant, and no growth
-    ("fig5a", lambda: lengths(-0.2), FAILS),
     ("fig5a", lambda: lengths(0.0, noise=0.0), UNDECIDED),  # equal in five replicates
-    ("fig5a", lambda: lengths(0.0, noise=1e-4), FAILS),
-    ("fig5a", lambda: lengths(0.1, noise=0.9), UNDECIDED),
-    ("fig5a", lambda: lengths(0.5).query("`problem.shape.keys` == 128"), UNDECIDED),
     ("fig5b", lambda: lengths(0.5), HOLDS),
     ("fig5b", lambda: pd.concat([lengths(0.5).drop(columns="std"), lengths(0.0)[["std"]]], axis=1), FAILS),
-    ("fig5b", lambda: lengths(0.1, noise=0.9), UNDECIDED),
     ("fig6a", lambda: shapes("swapped", 1.4), HOLDS),
     ("fig6a", lambda: shapes("swapped", 0.8), FAILS),
-    ("fig6a", lambda: shapes("swapped", 1.0, noise=0.0), UNDECIDED),
-    ("fig6a", lambda: shapes("swapped", 1.1, noise=0.4), UNDECIDED),
     ("fig6a", lambda: shapes("other", 1.4), NOT_MEASURED),
-    ("fig6b", lambda: shapes("square", 1.0, noise=0.0), UNDECIDED),
     ("fig6b", lambda: shapes("square", 1.01, noise=0.05), HOLDS),
     ("fig6b", lambda: shapes("square", 1.002, noise=0.001), HOLDS),  # significant, and no difference
     ("fig6b", lambda: shapes("square", 1.3), FAILS),
@@ -181,8 +164,6 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("fig6b", lambda: shapes("square", 1.0, bc=64), UNDECIDED),  # every tile is the paper's own
     ("fig6c", lambda: areas(-0.3), HOLDS),
     ("fig6c", lambda: areas(0.2), FAILS),
-    ("fig6c", lambda: areas(0.0, noise=0.0), UNDECIDED),
-    ("fig6c", lambda: areas(-0.1, noise=0.9), UNDECIDED),
     ("fa3_table3", lambda: methods(1.2), HOLDS),
     ("fa3_table3", lambda: methods(2.0), FAILS),
     ("fa3_table3", lambda: methods(1.0, swap=True), FAILS),
@@ -191,8 +172,6 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
     ("fa3_table3", lambda: methods().query("`scenario.stands_for` != 'FP8 FlashAttention-3'"), UNDECIDED),
     ("sign", lambda: policies(8.0, 0.5), HOLDS),
     ("sign", lambda: policies(8.0, 2.0), FAILS),
-    ("sign", lambda: policies(0.7, 0.5), FAILS),
-    ("sign", lambda: policies(8.0, 1.0, noise=0.4), UNDECIDED),
     ("sign", lambda: policies(8.0, 0.5).query("policy == 'uniform'"), NOT_MEASURED),
 ]
 

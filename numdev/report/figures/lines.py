@@ -273,13 +273,14 @@ def _name_formats(axes: Axes, names: Sequence[str]) -> None:
 
 def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
     """The figure; `options` are the fields of `Lines`."""
-    own = Lines(**options)
+    at = {float(value): words for value, words in options.pop("at", {}).items()}  # whose keys are text in a manifest
+    own = Lines(at=at, **options)
     rows = rows[rows["output"].isin([name.rpartition(".")[0] for name in own.y])]
     panels = by_scenario(rows, first=1 if own.layout != "panels" else None)
-    at = "" if own.x == _FORMAT else f" at {own.main(rows).upper()}"
+    where = "" if own.x == _FORMAT else f" at {own.main(rows).upper()}"
     keys = {one.name: Line2D([], [], **one.look) for one in own.series(rows)}
     if own.layout == "panels":
-        figure = draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{at}"))
+        figure = draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{where}"))
     else:
         (first,), *others = panels
         lower = 0.75 + 0.165 * len(ordered(rows)) if own.layout == "ratio" else sum(heights(others)) + 0.25
@@ -291,7 +292,7 @@ def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
         log_y(large, *own.limits(first.rows))
         own.draw(large, first)
         corner(large, own.paper, color=GREY)
-        text = "\n".join(own.text[1].split(", ")) if not at else f"{own.text[1].replace(', ', f'{chr(10)}{at.strip()}, ', 1)}"
+        text = own.text[1].replace(", ", f"\n{where.strip()}, " if where else ",\n", 1)
         large.set(xlabel=own.text[0], ylabel=text)
         own.beside(narrow, first.rows)
         if own.layout == "ratio":

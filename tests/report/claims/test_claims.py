@@ -13,15 +13,13 @@ from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.report.claims import verdicts
 from numdev.report.claims.verdicts import ClaimResult, Finding, Verdict, note
 from numdev.report.reading.frames import Results, Rows, load
-from numdev.report.studies import registry
 from numdev.report.studies.kernels import FA3_RMSE
 from numdev.report.studies.registry import CHAPTERS
 from numdev.results.manifest import Role, Scenario
 from numdev.results.store import Store
-from tests.toy_backward import STUDIES as ELSEWHERE
 
-BACKWARD = {claim.name for chapter in CHAPTERS if chapter.study in ELSEWHERE for claim in chapter.claims}  # see test_backward.py
-CLAIMS = {n: each for n, each in registry.CLAIMS.items() if n not in BACKWARD and each.words.operation != "training"}
+FORWARD = [one for one in CHAPTERS if one.operation == "attention" and one.study != "attribution_forward"]
+CLAIMS = {claim.name: claim for chapter in FORWARD for claim in chapter.claims}  # for the others see test_backward.py
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
 SEEDS = 5
 judge, unknown = partial(verdicts.judge, CLAIMS), partial(verdicts.unknown, CLAIMS)

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -13,22 +14,17 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from scipy import stats
 
-from numdev.cli.compose import Library, config_folder
+from numdev.cli.compose import config_folder
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import Results, load
 from numdev.report.reading.scenarios import formats
-from numdev.report.studies import registry
-from numdev.report.studies.registry import CHAPTERS, CLAIMS
+from numdev.report.studies.registry import CHAPTERS, CLAIMS, plots_of
 from numdev.results.store import Store
 from tests.report.printed import assert_legible
-from tests.toy_backward import STUDIES as ELSEWHERE
 from tests.toy_studies import title_of
 
-LIBRARY = Library((config_folder(),))
-ELSEWHERE_DRAWN = {  # see test_backward.py and test_training.py
-    name for chapter in CHAPTERS if chapter.study in ELSEWHERE or chapter.operation == "training" for name in chapter.figures
-}
-FIGURES = {name: plot for name, plot in registry.FIGURES.items() if name not in ELSEWHERE_DRAWN}
+FORWARD = [one for one in CHAPTERS if one.operation == "attention" and one.study != "attribution_forward"]
+FIGURES = {name: plot for chapter in FORWARD for name, plot in chapter.figures.items()}
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -136,6 +132,13 @@ def test_the_same_results_give_the_same_bytes(results: Results, drawn: dict[str,
     again = FIGURES[name](rows_of(results, name))
     assert to_svg(again, "t", "a") == to_svg(drawn[name], "t", "a")
     assert to_png(again) == to_png(drawn[name])
+
+
+def test_a_figure_is_as_its_manifest_keeps_it(results: Results, drawn: dict[str, Figure]) -> None:
+    """In JSON, whose keys are text."""
+    fields = yaml.safe_load((config_folder() / "study/fig4.yaml").read_text())
+    kept = plots_of(json.loads(json.dumps({"figures": fields["figures"]})))
+    assert to_png(kept["fig4"](rows_of(results, "fig4"))) == to_png(drawn["fig4"])
 
 
 def test_an_svg_has_a_title_and_a_description(drawn: dict[str, Figure]) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import unescape
+from dataclasses import dataclass, field
 from pathlib import Path
 from string import Formatter
 from typing import Any
@@ -16,18 +15,19 @@ import pandas as pd
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.claims.verdicts import ClaimResult, Verdict, note, rules
-from numdev.report.document.tables import MOST_FAILURES, bad_outputs, deviations, figures_table, place
-from numdev.report.figures.plot import Plot
+from numdev.report.document.figures import Picture
+from numdev.report.document.tables import bad_outputs, failures, points_table
 from numdev.report.reading.frames import SHIPPED, SPEED, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.wording import Words, circumstances
-from numdev.report.studies.registry import CHAPTERS, FIGURES, WORDS, Chapter, chapter_of, plots_of, words_of
+from numdev.report.studies.registry import CHAPTERS, WORDS, Chapter, chapter_of, words_of
 from numdev.report.studies.speed import frame, latest, of_attention
 from numdev.results.record import Use, points_by_kernel
 
 WIDEST = 481.89  # points between the margins of a page: a figure is printed as large as it is drawn
 _HIGHEST = 370.0  # points that the findings leave on the first page
 _MOST_FINDINGS = 3
+_ALL_FAILURES = "in points.csv and unsupported.csv"
 _ABREAST = 3  # environments that one table has beside one another
 _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
@@ -39,12 +39,12 @@ class Part:
     Attributes:
         results: of one kind.
         claims: judged on them, all in one table: p-values are adjusted within a part.
-        figures: the folder of their figures in SVG.
+        figures: that were drawn of each study, by their paths without suffix.
     """
 
     results: Results
-    claims: Sequence[ClaimResult]
-    figures: Path
+    claims: Sequence[ClaimResult] = ()
+    figures: Mapping[str, Mapping[Path, Picture]] = field(default_factory=dict)
 
     @property
     def is_own(self) -> bool:
@@ -56,14 +56,10 @@ class Part:
         """Whether the rows are deviations of outputs."""
         return self.results.kind in (DEVIATION, SPEED)
 
-    def drawn(self, study: str = "") -> dict[str, Path]:
-        """The figures of the part's studies, or of one, by the names of their files."""
-        paths = {path.name: path for path in sorted(self.figures.glob("*.svg"))}
-        if not study:
-            return {name: path for name, path in paths.items() if name.startswith(tuple(self.results.manifests))}
-        others = tuple(name for name in self.results.manifests if name != study and name.startswith(study))
-        own = re.compile(rf"{re.escape(study)}(_\w+)?\.svg")
-        return {name: path for name, path in paths.items() if own.fullmatch(name) and not name.startswith(others or ("/",))}
+    def drawn(self, *studies: str) -> dict[Path, Picture]:
+        """The figures of some studies, or of all, by their files in SVG."""
+        every = {path: own for study in studies or self.results.manifests for path, own in self.figures.get(study, {}).items()}
+        return {path.with_name(f"{path.name}.svg"): every[path] for path in sorted(every)}
 
 
 @dataclass(frozen=True)
@@ -110,7 +106,7 @@ def context(parts: Sequence[Part], markup: Markup) -> dict[str, Any]:
         "deviates": any(part.deviates for part in parts),
         "metrics": list(_metrics(parts)),
         "environments": list(_environments(wholes)),
-        "failures": list(failures(wholes, {chapter.study: chapter.title for chapter in chapters})),
+        "failures": failures(wholes, _ALL_FAILURES, {chapter.study: chapter.title for chapter in chapters}).values.tolist(),
     }
 
 
@@ -197,22 +193,21 @@ def _told(result: ClaimResult | None, text: str) -> str:
 def _claim(result: ClaimResult, markup: Markup) -> dict[str, Any]:
     """A claim with what is found in each scenario."""
     rest = Counter(finding.verdict.value for scenario, finding in result.findings.items() if scenario not in result.chief)
-    plain, findings = markup.plain, []
-    for scenario, finding in result.findings.items():
-        beside = finding.beside
-        findings.append(
-            {
-                "title": plain(scenario.title),
-                "role": ROLES[scenario.role],
-                "chief": scenario in result.chief,
-                "verdict": finding.verdict.value,
-                "told": plain(finding.told),
-                "p": plain(finding.told.partition(" (")[2].rstrip(")")),
-                "figure": plain(finding.figure),
-                "beside": "" if beside is None else f"{beside.verdict.value}, {plain(beside.figure)}",
-                "sentence": plain(finding.sentence),
-            }
-        )
+    plain = markup.plain
+    findings = [
+        {
+            "title": plain(scenario.title),
+            "role": ROLES[scenario.role],
+            "chief": scenario in result.chief,
+            "verdict": finding.verdict.value,
+            "told": plain(finding.told),
+            "p": plain(finding.told.partition(" (")[2].rstrip(")")),
+            "figure": plain(finding.figure),
+            "beside": f"{finding.beside.verdict.value}, {plain(finding.beside.figure)}" if finding.beside else "",
+            "sentence": plain(finding.sentence),
+        }
+        for scenario, finding in result.findings.items()
+    ]
     return {
         "text": plain(result.claim.text),
         "source": result.claim.source,
@@ -254,7 +249,6 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
     own = [result for result in part.claims if result.study == study]
     by_claim = chapter.by_claim or len(own) > 1
     text = markup.chapter if is_named else markup.plain
-    manifest = results.manifests[study]
     rows = results.study(study) if own else pd.DataFrame()
     words = words_of(results.points[results.points["study"] == study])
     claims, findings = [_claim(result, markup) for result in own], []
@@ -272,7 +266,7 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
         "measured": text(chapter.measured),
         "paper": text(chapter.paper),
         "claims": claims,
-        "figures": [_figure(path, _plot(manifest, study, name), markup) for name, path in part.drawn(study).items()],
+        "figures": [_figure(path, picture, markup) for path, picture in part.drawn(study).items()],
         "found": "" if by_claim else " ".join(markup.plain(result.findings[result.main].sentence) for result in own),
         "compact": not by_claim and not any(result.claim.across for result in own),
         "findings": findings,
@@ -298,34 +292,24 @@ def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterato
     timed = of_attention(frame(results))
     points = latest(timed[timed["study"] == study]) if len(timed) else timed
     if points.empty:
-        points = figures_table(results, study) if is_own([results.manifests[study]]) else deviations(results, study)
+        points = points_table(results, study)
     points = points.drop(columns="study", errors="ignore")
     if len(points):
         yield {"caption": f"{chapter.title}: the points.", "columns": list(points.columns), "rows": points.values.tolist()}
 
 
-def _plot(manifest: Mapping[str, Any], study: str, file: str) -> Plot | None:
-    """The figure that drew a file: the study's first figure has its name, others have their own behind that."""
-    own = file.removesuffix(".svg").removeprefix(study).removeprefix("_")
-    names = [own] if own else [manifest["figure"], *manifest["claims"]]
-    known = FIGURES | plots_of(manifest)
-    return next((known[name] for name in names if name in known), None)
-
-
-def _figure(path: Path, plot: Plot | None, markup: Markup) -> dict[str, Any]:
+def _figure(path: Path, picture: Picture, markup: Markup) -> dict[str, Any]:
     """An SVG with its width, its descriptions, and its title as the caption."""
-    text = path.read_text()
-    size = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt" height="([\d.]+)pt"', text)
-    caption, alt = (re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL) for tag in ("title", "desc"))
+    size = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt" height="([\d.]+)pt"', path.read_text())
     width, height = (float(size[1]), float(size[2])) if size else (WIDEST, WIDEST)
     scale = min(1.0, WIDEST / width)
     return {
         "file": path.name,
         "width": scale * width,
         "height": scale * height,
-        "alt": unescape(alt[1]) if alt else "",
-        "caption": unescape(caption[1]) if caption else path.stem,
-        "about": markup.plain(plot.alt) if plot else "",
+        "alt": picture.alt,
+        "caption": picture.caption or path.stem,
+        "about": markup.plain(picture.about),
     }
 
 
@@ -382,15 +366,3 @@ def _environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
         names = dict.fromkeys(name for _, facts in some for name in facts)
         rows = [[name, *(facts.get(name, "") for _, facts in some)] for name in names]
         yield {"titles": [title for title, _ in some], "facts": rows}
-
-
-def failures(wholes: Sequence[Results], titles: Mapping[str, str]) -> Iterator[list[str]]:
-    """Study, point, status and reason of each point that failed; studies by their titles."""
-    count = 0
-    for whole in wholes:
-        failed = whole.points[whole.points["status"] != "ok"]
-        for _, point in failed[: max(0, MOST_FAILURES - count)].iterrows():
-            yield [titles[point["study"]], place(point), point["status"], point["reason"]]
-        count += len(failed)
-    if count > MOST_FAILURES:
-        yield ["", f"and {count - MOST_FAILURES} more", "", "in points.csv and unsupported.csv"]

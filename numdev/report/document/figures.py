@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from numdev.machine import usable_cores
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.figures.plot import NEEDED, POINTS, Plot, default_of, plot_of
 from numdev.report.figures.theme import to_png, to_svg
-from numdev.report.reading.frames import TRAINING, Results, is_own
+from numdev.report.reading.frames import SPEED, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.tidy import of_comparison, tidy
 from numdev.report.studies.registry import FIGURES, own_plot, plots_of
@@ -30,26 +30,36 @@ _DEFAULT = {TRAINING: "training_ladder"}  # of a kind of measurement whose rows 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure that is to be drawn.
+    """A figure that is to be drawn: by `plot`, from `rows`.
 
     Attributes:
-        plot: draws it.
-        rows: what it is drawn from.
         title: of the figure; that of the plot unless given.
         findings: sentences that end its description.
+        about: its description below it in a document, where the title says less.
     """
 
     plot: Plot
     rows: pd.DataFrame
     title: str = ""
     findings: tuple[str, ...] = ()
+    about: str = ""
+
+    @property
+    def caption(self) -> str:
+        return self.title or self.plot.title
+
+    @property
+    def alt(self) -> str:
+        return " ".join([self.plot.alt, *self.findings])
 
     def write(self, path: Path) -> None:
         """Write PNG and SVG; `path` is without its suffix."""
         figure = self.plot(self.rows)
         write_atomically(path.with_name(f"{path.name}.png"), to_png(figure))
-        alt = " ".join([self.plot.alt, *self.findings])
-        write_atomically(path.with_name(f"{path.name}.svg"), to_svg(figure, self.title or self.plot.title, alt))
+        write_atomically(path.with_name(f"{path.name}.svg"), to_svg(figure, self.caption, self.alt))
+
+
+Pictures = dict[str, dict[Path, Picture]]  # of each study, by the path without its suffix
 
 
 def write_all(pictures: Mapping[Path, Picture], workers: int | None = None) -> None:
@@ -64,8 +74,8 @@ def write_all(pictures: Mapping[Path, Picture], workers: int | None = None) -> N
     _pictures[:] = pictures.items()
     count = workers or (min(usable_cores(), len(pictures) // (_FEWEST // 2)) if sys.platform == "linux" else 1)
     if count < 2 or len(pictures) < 2:
-        for place in range(len(pictures)):
-            _write(place)
+        for path, picture in _pictures:
+            picture.write(path)
         return
     with ProcessPoolExecutor(count, get_context("fork")) as pool:
         list(pool.map(_write, range(len(pictures))))
@@ -91,32 +101,38 @@ def figure_of(results: Results, plot: Mapping[str, Any]) -> Picture:
 
 def write_figures(
     results: Results, claims: Sequence[ClaimResult], folder: Path, home: Path = Path(), chosen: Picture | None = None
-) -> list[str]:
-    """Draw the figures of every study; returns a note on each that could not be drawn.
+) -> tuple[Pictures, list[str]]:
+    """Draw the figures of every study; returns those of each, and a note on each that could not be drawn.
 
     `home` is the folder of the results, in which columns of paths (`Plot.files`) name files. The figure `chosen` takes the place
     of that of a single study or sweep which names none, and else stands beside the others.
     """
     notes: list[str] = []
-    pictures: dict[Path, Picture] = {}
     only = next(iter(results.manifests)) if len(results.manifests) == 1 else ""
-    for study, manifest in results.manifests.items():
-        names = _names(manifest)
-        if chosen is not None and study == only and names == [""]:
-            chosen.write(folder / study)
-            return notes
-        for name in names:
-            picture = _picture(results, study, name, home)
-            if isinstance(picture, str):
-                notes.append(f"{study}: {picture}")
-                continue
-            file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", picture.plot.title)
-            findings = tuple(_findings(claims, study, name))
-            pictures[folder / file] = Picture(picture.plot, picture.rows, title or manifest["title"], findings)
-    write_all(pictures)
+    replaces = chosen is not None and bool(only) and results.kind != SPEED and _names(results.manifests[only]) == [""]
+    if results.kind == SPEED:
+        made = _timed(results)
+    else:
+        studies = () if replaces else results.manifests
+        made = {study: _of_study(results, study, claims, home, notes) for study in studies}
+    pictures = {study: {folder / name: picture for name, picture in own.items()} for study, own in made.items()}
     if chosen is not None:
-        chosen.write(folder / (f"{only}_plot" if only else "plot"))
-    return notes
+        pictures.setdefault(only, {})[folder / (only if replaces else f"{only}_plot" if only else "plot")] = chosen
+    write_all({path: picture for own in pictures.values() for path, picture in own.items()})
+    return pictures, notes
+
+
+def _of_study(results: Results, study: str, claims: Sequence[ClaimResult], home: Path, notes: list[str]) -> dict[str, Picture]:
+    """The figures of a study by the names of their files; of what cannot be drawn there is a note."""
+    manifest, pictures = results.manifests[study], dict[str, Picture]()
+    for name in (names := _names(manifest)):
+        picture = _picture(results, study, name, home)
+        if isinstance(picture, str):
+            notes.append(f"{study}: {picture}")
+            continue
+        file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", picture.plot.title)
+        pictures[file] = replace(picture, title=title or manifest["title"], findings=tuple(_findings(claims, study, name)))
+    return pictures
 
 
 def _names(manifest: Mapping[str, Any]) -> list[str]:
@@ -158,7 +174,7 @@ def _named(results: Results, study: str, plot: Plot, home: Path) -> Picture:
     rows = results.study(study, plot.table)
     columns = [column for column in plot.files if column in rows]
     paths = {column: [str(home / name) if name else "" for name in rows[column].fillna("")] for column in columns}
-    return Picture(plot, rows.assign(**paths))
+    return Picture(plot, rows.assign(**paths), about=plot.alt)
 
 
 def usual(results: Results, study: str) -> Picture:
@@ -181,20 +197,15 @@ def usual(results: Results, study: str) -> Picture:
     return Picture(POINTS, tidy(results, results.primary.frame(of_golden, names)))
 
 
-def write_speed_figures(results: Results, folder: Path) -> None:
-    """Draw the figures of every study of the speed of attention."""
-    rows = of_attention(frame(results))
-    pictures: dict[Path, Picture] = {}
-    for study in (name for name, manifest in results.manifests.items() if manifest["swept"] is None):
-        own = rows[rows["study"] == study]
-        pictures |= {folder / f"{study}_{name}": Picture(plot, own) for name, plot in SPEED_FIGURES.items() if len(own)}
-    write_all(pictures)
-
-
-def write_sweep_figures(results: Results, rows: pd.DataFrame, folder: Path) -> None:
-    """Draw the figure of every sweep of speed, and of studies that describe one; `rows` are tidy."""
+def _timed(results: Results) -> dict[str, dict[str, Picture]]:
+    """The figures of studies of speed: those of attention of every study, of a sweep its own, and what a study describes."""
+    rows, of_all = of_attention(frame(results)), tidy(results)
+    pictures: dict[str, dict[str, Picture]] = {}
     for study, manifest in results.manifests.items():
-        own = rows[rows["study"] == study]
+        of_shapes, own = rows[rows["study"] == study], of_all[of_all["study"] == study]
+        is_study = manifest["swept"] is None and len(of_shapes)
+        pictures[study] = {f"{study}_{name}": Picture(p, of_shapes) for name, p in SPEED_FIGURES.items() if is_study}
         plot = own_plot(manifest, own) or (default_of(own) if manifest["swept"] and len(own) else None)
         if plot is not None:
-            Picture(plot, own, str(manifest["title"])).write(folder / study)
+            pictures[study][study] = Picture(plot, own, str(manifest["title"]))
+    return pictures

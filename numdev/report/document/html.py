@@ -32,7 +32,7 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = ""
     """The document on some parts; its table of rows is that of the first, and so is its title unless one is given."""
     data = context.context(parts, HTML)
     rows, count = table(parts[0])
-    figures = {name: path for part in parts for name, path in part.drawn().items()}
+    figures = [path for part in parts for path in part.drawn()]
     words = Counter(claim["word"] for claim in data["judged"])
     counts = [(context.points_of([part.results for part in parts]), "points measured")]
     counts += [(count, f"claim{'s' * (count > 1)} {word}") for word, count in words.most_common()]
@@ -44,7 +44,7 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = ""
             "author": author,
             "counts": counts,
             "notes": notes,
-            "svg": {name: Markup(inline(path.read_text(), path.stem)) for name, path in figures.items()},
+            "svg": {path.name: Markup(inline(path.read_text(), path.stem)) for path in figures},
             "table": _json(rows),
             "whole": count if count > rows["rows"] else 0,
             "most": MOST_ROWS,
@@ -106,10 +106,16 @@ def table(part: Part) -> tuple[dict[str, Any], int]:
     data = {
         "texts": [_text(name, rows[name]) for name in names],
         "replicates": rows["replicates"].tolist(),
-        "metrics": [_metric(str(name).removesuffix(".mean"), rows, results) for name in rows if str(name).endswith(".mean")],
+        "metrics": [_metric(name.removesuffix(".mean"), rows, results) for name in _behind(rows) if name.endswith(".mean")],
         "rows": len(rows),
     }
     return data, len(whole)
+
+
+def _behind(rows: pd.DataFrame) -> list[str]:
+    """The columns of figures; a setting too may be called `mean`."""
+    names = list(map(str, rows))
+    return names[names.index("replicates") :]
 
 
 def _labels(rows: pd.DataFrame) -> list[str]:

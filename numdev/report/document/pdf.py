@@ -30,7 +30,7 @@ def write_pdf(parts: Sequence[Part], title: str = "", author: str = "") -> bytes
 
 def write_root(parts: Sequence[Part], root: Path, title: str = "", author: str = "") -> None:
     """Write what Typst reads, templates, figures and `data.json`, into a folder."""
-    for path in [*(HERE / "templates").glob("*.typ"), *(path for part in parts for path in part.drawn().values())]:
+    for path in [*(HERE / "templates").glob("*.typ"), *(path for part in parts for path in part.drawn())]:
         shutil.copy(path, root)
     data = context(parts, TYPST)
     (root / "data.json").write_text(json.dumps(data | {"title": title or data["title"], "author": author}))

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.document.context import Part
 from numdev.report.document.export import claims_markdown, write_tables
-from numdev.report.document.figures import figure_of, write_figures, write_speed_figures, write_sweep_figures
-from numdev.report.document.tables import bad_outputs, claims_table, failures_table, printed, worst_table
+from numdev.report.document.figures import figure_of, write_figures
+from numdev.report.document.tables import bad_outputs, claims_table, failures, printed, worst_table
 from numdev.report.reading.frames import SPEED, TRAINING, Results, Rows, load
 from numdev.report.reading.tidy import tidy
 from numdev.report.studies.registry import claims_of
@@ -63,37 +62,40 @@ def make_report(
     console, store = console or Console(), Store(results)
     studies_of = _by_kind(store, studies)
     if plot and len(studies_of) > 1:
-        raise BadInput(
-            "plot", ", ".join(plot.values()), f"a figure is of one kind; name the studies of {' or '.join(studies_of)}"
-        )
-    timed = studies_of.pop(SPEED, [])
+        hint = f"a figure is of one kind; name the studies of {' or '.join(studies_of)}"
+        raise BadInput("plot", ", ".join(plot.values()), hint)
     documents = [name for name in ("pdf", "html") if name in formats]
-    if timed and not studies_of and documents:
+    if list(studies_of) == [SPEED] and documents:
         raise BadInput("format", documents[0], "results of speed alone have tables and figures and no document; leave it out")
     parts: list[Part] = []
     notes: list[str] = []
-    for kind in (
-        sorted(studies_of, key=lambda kind: (kind != DEVIATION, kind != TRAINING)) if studies_of or timed else (DEVIATION,)
-    ):
+    for kind in sorted(studies_of, key=lambda kind: (kind == SPEED, kind != DEVIATION, kind != TRAINING)) or [DEVIATION]:
         folder = out / kind if parts else out  # the tables of all kinds have the same names
         loaded = load(store, studies_of.get(kind, studies), kind=kind)
-        part, own_notes = _write_part(loaded, store.path, folder, console, plot, csv="csv" in formats)
+        part, own_notes = write_part(loaded, store.path, folder, console, plot, csv="csv" in formats)
         parts.append(part)
-        notes += own_notes
-    if parts and documents:
-        is_paper = parts[0].results.kind != TRAINING and any(not result.claim.is_ours for result in parts[0].claims)
+        notes += own_notes if kind != SPEED else []
+    if documents:
+        shown = [part for part in parts if part.results.kind != SPEED]
+        is_paper = shown[0].results.kind != TRAINING and any(not result.claim.is_ours for result in shown[0].claims)
         beside = [kind for kind in (TRAINING, SPEED) if is_paper and kind not in studies_of]
-        parts_of_document = [*parts, *_beside(results, out, beside)]
+        shown += _beside(results, out, beside)
         if "html" in formats:
             from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
 
-            write_atomically(out / "report.html", write_html(parts_of_document, notes, title, author))
+            write_atomically(out / "report.html", write_html(shown, notes, title, author))
         if "pdf" in formats:
             from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
 
-            write_atomically(out / "report.pdf", write_pdf(parts_of_document, title, author))
-    sound = not any(bad_outputs(part.results) for part in parts)
-    return (not timed or make_speed_report(results, out / SPEED if parts else out, console, timed, plot)) and sound
+            write_atomically(out / "report.pdf", write_pdf(shown, title, author))
+    return not any(bad_outputs(part.results) for part in parts)
+
+
+def make_speed_report(results: Path, out: Path, console: Console | None = None) -> bool:
+    """Write tables, figures and claims of all stored studies of speed; arguments, result and errors are as of `make_report`."""
+    store = Store(results)
+    part, _ = write_part(load(store, kind=SPEED), store.path, out, console or Console(), None, csv=False)
+    return not bad_outputs(part.results)
 
 
 def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]]:
@@ -105,7 +107,7 @@ def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]
     return by_kind
 
 
-def _write_part(
+def write_part(
     results: Results, home: Path, out: Path, console: Console, plot: Mapping[str, Any] | None, *, csv: bool
 ) -> tuple[Part, list[str]]:
     """Write the tables, the claims and the figures of one kind of measurement into `out`, and print; returns notes too.
@@ -113,70 +115,42 @@ def _write_part(
     `home` is the folder of the results.
     """
     chosen = figure_of(results, plot) if plot else None  # checked before anything is written
-    claims = judge(claims_of(results), results)
+    claims, is_speed = _judged(results), results.kind == SPEED
     write_tables(results, claims, out, csv)
-    write_atomically(out / "claims.md", claims_markdown(claims).encode())
-    notes = write_figures(results, claims, out / "figures", home, chosen)
+    if claims or not is_speed:
+        write_atomically(out / "claims.md", claims_markdown(claims).encode())
+    pictures, notes = write_figures(results, claims, out / "figures", home, chosen)
     notes = [*filter(None, [bad_outputs(results)]), *results.notes, *unknown(claims_of(results), results.manifests), *notes]
-    worst = worst_table(results) if results.kind == DEVIATION else None
-    _print(console, notes, failures_table(results), worst, claims_table(claims) if claims else None)
-    return Part(results, claims, out / "figures"), notes
-
-
-def _print(console: Console, notes: Sequence[str], *tables: Table | None) -> None:
-    for note in notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    for table in tables:
+    for text in notes:
+        console.print(f"note: {text}", markup=False, highlight=False)
+    whole = f"all are in {'unsupported.csv' if is_speed else 'points.csv'}"
+    tables = [printed(failures([results], whole), "Points without a full result")]
+    if is_speed:
+        rows = of_attention(frame(results))
+        tables += [printed(make(rows), title) for title, make in TABLES.items()]
+    tables += [worst_table(results)] if results.kind == DEVIATION else []
+    for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)
+    return Part(results, claims, pictures), notes
+
+
+def _judged(results: Results) -> list[ClaimResult]:
+    """The claims of some studies; of speed on rows with what follows from their figures."""
+    if results.kind == SPEED:
+        rows = tidy(results)
+        if rows.empty:
+            return []
+        results = replace(results, primary=Rows.of(rows))
+    return judge(claims_of(results), results)
 
 
 def _beside(results: Path, out: Path, kinds: Sequence[str]) -> Iterator[Part]:
     """Read the results of other kinds of measurement in their folders, and draw their figures for the document."""
     for kind in kinds:
         store = Store(results / kind)
-        if not any(manifest.get("kind") == kind for manifest in store.studies().values()):
-            continue
-        loaded = load(store, kind=kind)
-        claims = _judged_speed(loaded) if kind == SPEED else judge(claims_of(loaded), loaded)
-        if kind == SPEED:
-            write_speed_figures(loaded, out / "figures")
-        else:
-            write_figures(loaded, claims, out / "figures", store.path)
-        yield Part(loaded, claims, out / "figures")
-
-
-def make_speed_report(
-    results: Path,
-    out: Path,
-    console: Console | None = None,
-    studies: Sequence[str] | None = None,
-    plot: Mapping[str, Any] | None = None,
-) -> bool:
-    """Write speed.csv, crossover.csv, unsupported.csv, columns.md, environment.json and figures of speed studies into `out`.
-
-    Where studies state claims, claims.csv and claims.md too. Arguments, result and errors are those of `make_report`.
-    """
-    loaded = load(Store(results), studies, kind=SPEED)
-    chosen = figure_of(loaded, plot) if plot else None
-    claims = _judged_speed(loaded)
-    if claims:
-        write_atomically(out / "claims.md", claims_markdown(claims).encode())
-    write_tables(loaded, claims, out)
-    write_speed_figures(loaded, out / "figures")
-    if chosen is not None:
-        chosen.write(out / "figures" / "plot")
-    write_sweep_figures(loaded, tidy(loaded), out / "figures")
-    bad, rows = bad_outputs(loaded), of_attention(frame(loaded))
-    tables = [printed(make(rows), title) for title, make in TABLES.items()]
-    notes = [*filter(None, [bad]), *loaded.notes]
-    _print(
-        console or Console(), notes, failures_table(loaded, "unsupported.csv"), *tables, claims_table(claims) if claims else None
-    )
-    return not bad
-
-
-def _judged_speed(loaded: Results) -> list[ClaimResult]:
-    """The claims of studies of speed, on rows with what follows from their figures."""
-    rows = tidy(loaded)
-    return judge(claims_of(loaded), replace(loaded, primary=Rows.of(rows))) if len(rows) else []
+        if any(manifest.get("kind") == kind for manifest in store.studies().values()):
+            loaded = load(store, kind=kind)
+            claims = _judged(loaded)
+            pictures, _ = write_figures(loaded, claims, out / "figures", store.path)
+            yield Part(loaded, claims, pictures)

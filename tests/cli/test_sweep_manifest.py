@@ -147,7 +147,7 @@ def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numd
     refused = numdev("report", "out=o", *head)
     assert (refused.code, "it stands in a document; give format=pdf" in refused.err) == (2, True)
     results = load(Store(Path("results")))
-    part = Part(results, [], Path("h/figures"))
+    part = Part(results)
     assert "$" not in context([part], TYPST)["sections"][0]["title"]
     write_root([part], Path("h"), "Tiles", "A. Author")
     assert {"title": "Tiles", "author": "A. Author"}.items() <= json.loads(Path("h/data.json").read_text()).items()

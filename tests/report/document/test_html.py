@@ -6,29 +6,21 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from rich.console import Console
 
-from numdev.api import Bench
-from numdev.attention.exact import Exact
-from numdev.report.claims.verdicts import ClaimResult, judge
 from numdev.report.document import html
 from numdev.report.document.context import Part
 from numdev.report.document.export import summarise
 from numdev.report.document.html import formatted, inline, mathematical, write_html
-from numdev.report.document.report import make_report
-from numdev.report.reading.frames import Results, load
-from numdev.report.studies.registry import CLAIMS
-from numdev.results.store import Store
-from numdev.results.study import run
-from tests.toy_studies import Size, by_format, named
+from tests.report.document.conftest import Report
 
-STUDIES = ["fig3"]
+pytestmark = pytest.mark.xdist_group("report")
 VOID = {"meta", "input", "br", "link", "img"}
 
 
@@ -58,120 +50,67 @@ class Page(HTMLParser):
         return [found for name, found in self.elements if name == tag]
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    made, bench = Store(tmp_path_factory.mktemp("results")), Bench(Exact(), "cpu")
-    for name in STUDIES:
-        run(named(by_format(name, Size(n=32, seeds=2, scenarios=("uniform_end", "normal_end")))), bench, made)
-    return made
-
-
-@pytest.fixture(scope="module")
-def results(store: Store) -> Results:
-    return load(store, STUDIES)
-
-
-@pytest.fixture(scope="module")
-def claims(results: Results) -> list[ClaimResult]:
-    return judge(CLAIMS, results)
-
-
-@pytest.fixture(scope="module")
-def out(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("html")
-    make_report(store.path, path, STUDIES, console=Console(quiet=True), formats=("html",))
-    return path
-
-
-@pytest.fixture(scope="module")
-def text(out: Path) -> str:
-    return (out / "report.html").read_text()
-
-
-@pytest.fixture(scope="module")
-def page(text: str) -> Page:
-    return Page(text)
-
-
-def data_of(text: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
-    assert found
-    read: dict[str, Any] = json.loads(found[1])
+def data_of(page: str) -> dict[str, Any]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    assert match
+    read: dict[str, Any] = json.loads(match[1])
     return read
 
 
 @pytest.fixture(scope="module")
-def data(text: str) -> dict[str, Any]:
-    return data_of(text)
+def page(report: Report) -> Page:
+    return Page(report.html)
 
 
-def test_every_element_is_closed_and_every_identifier_is_one(page: Page) -> None:
+def test_the_page_is_whole_and_asks_no_host_for_anything(report: Report, page: Page) -> None:
     assert page.open == []
-    names = [found["id"] for _, found in page.elements if "id" in found]
+    names = [element["id"] for _, element in page.elements if "id" in element]
     assert len(names) == len(set(names))
-    used = {found[key].lstrip("#") for _, found in page.elements for key in ("href", "aria-describedby") if key in found}
+    used = {element[key].lstrip("#") for _, element in page.elements for key in ("href", "aria-describedby") if key in element}
     assert used <= set(names)
+    assert [element for _, element in page.elements if "src" in element] == page.all("link") == []
+    assert all(element["href"].startswith("#") for _, element in page.elements if "href" in element)
+    assert re.findall(r"(?:https?:)?//[\w.]+\.\w+|@import|url\((?!#)", re.sub(r'"[^"]*//[^"]*"', "", report.html)) == []
 
 
-def test_it_asks_no_host_for_anything(text: str, page: Page) -> None:
-    assert [found for _, found in page.elements if "src" in found] == []
-    assert page.all("link") == []
-    assert all(found["href"].startswith("#") for _, found in page.elements if "href" in found)
-    assert re.findall(r"(?:https?:)?//[\w.]+\.\w+|@import|url\((?!#)", re.sub(r'"[^"]*//[^"]*"', "", text)) == []
-    assert len(text) < 2_000_000
-
-
-def test_claims_have_verdicts_and_every_scenario(text: str, claims: list[ClaimResult]) -> None:
-    assert claims
-    for result in claims:
-        article = text[text.index(f"<h3>{result.claim.text}") :]
+def test_claims_have_verdicts_and_figures_have_words_and_values(report: Report, page: Page) -> None:
+    for result in report.part.claims:
+        article = report.html[report.html.index(f"<h3>{html.mathematical(result.claim.text)}") :]
         article = article[: article.index("</article>")]
         assert f">{result.word}</span>" in article
         assert article.count('<th scope="row">') == len(result.findings)
-
-
-def test_figures_have_words_and_values(page: Page, out: Path) -> None:
-    plots = [found for found in page.all("div") if found.get("class") == "plot"]
-    assert len(plots) == len(list((out / "figures").glob("*.svg")))
-    assert all(found["tabindex"] == "0" and len(found["aria-label"]) > 30 for found in plots)
+    plots = [element for element in page.all("div") if element.get("class") == "plot"]
+    assert len(plots) == len(report.part.drawn())
+    assert all(element["tabindex"] == "0" and len(element["aria-label"]) > 30 for element in plots)
     assert len(page.all("circle")) >= 4 * len(plots)
 
 
-def test_the_table_has_the_numbers_of_the_summary(data: dict[str, Any], results: Results) -> None:
-    expected = summarise(results)
+def test_the_table_has_the_numbers_of_the_summary(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, expected = data_of(report.html), summarise(report.part.results)
     assert data["rows"] == len(expected)
     texts = {each["name"]: [each["words"][code] for code in each["codes"]] for each in data["texts"]}
     assert texts["subject"] == expected["subject"].tolist()
     assert texts["compared with"] == expected["reference"].tolist()
     assert not set(texts["scenario"]) & set(expected["scenario"]), "a reader sees the scenario's title"
     for metric in data["metrics"]:
-        found = pd.Series(metric["mean"], dtype=float)
-        pd.testing.assert_series_equal(found, expected[f"{metric['name']}.mean"], check_names=False, rtol=1e-3)
+        means = pd.Series(metric["mean"], dtype=float)
+        pd.testing.assert_series_equal(means, expected[f"{metric['name']}.mean"], check_names=False, rtol=1e-3)
     assert {metric["name"] for metric in data["metrics"]} >= {"max_difference", "rmse", "max_ulp"}
-
-
-def test_a_table_of_very_many_rows_says_where_all_stand(
-    results: Results, out: Path, text: str, data: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(html, "MOST_ROWS", 5)
-    page = write_html([Part(results, [], out / "figures")]).decode()
+    page = write_html([Part(report.part.results)]).decode()
     short = data_of(page)
     assert (short["rows"], len(short["replicates"])) == (5, 5)
     assert [metric["mean"] for metric in short["metrics"]] == [metric["mean"][:5] for metric in data["metrics"]]
     said = f"The table has the first 5 of {data['rows']} rows; summary.csv beside this file has all of them."
     assert said in page
-    assert "The table has the first" not in text
+    assert "The table has the first" not in report.html
 
 
-def test_the_same_results_give_the_same_bytes(results: Results, claims: list[ClaimResult], out: Path, text: str) -> None:
-    assert write_html([Part(results, claims, out / "figures")]).decode() == text
-
-
-def test_a_title_cannot_leave_its_place(results: Results, claims: list[ClaimResult], out: Path) -> None:
+def test_a_title_cannot_leave_its_place(report: Report) -> None:
     """Titles are the user's: markup in one stays text, also in the data of the table."""
+    results = report.part.results
     manifests = {name: own | {"title": "</script><b>x"} for name, own in results.manifests.items()}
-    own = Results(results.primary, results.points, manifests, results.environments)
-    made = write_html([Part(own, [], out / "figures")], ["<i>a note"]).decode()
+    made = write_html([Part(replace(results, manifests=manifests))], ["<i>a note"]).decode()
     assert "</script><b>" not in made
     assert "<i>" not in made
     assert "&lt;i&gt;a note" in made
@@ -184,8 +123,8 @@ def test_symbols_and_powers_are_set() -> None:
     )
 
 
-def test_identifiers_of_two_figures_differ(out: Path) -> None:
-    svg = (out / "figures" / "fig3.svg").read_text()
+def test_identifiers_of_two_figures_differ(report: Report) -> None:
+    svg = (report.out / "figures" / "fig3.svg").read_text()
     shown = inline(svg, "one")
     used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', shown))
     assert used
@@ -215,8 +154,9 @@ addEventListener("load", () => {
 @pytest.mark.slow
 @pytest.mark.xdist_group("docs")
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium, chromium-browser or google-chrome on PATH")
-def test_a_browser_filters_sorts_and_shows_values(text: str, data: dict[str, Any], tmp_path: Path) -> None:
+def test_a_browser_filters_sorts_and_shows_values(report: Report, tmp_path: Path) -> None:
     assert BROWSER is not None
+    text, data = report.html, data_of(report.html)
     path = tmp_path / "report.html"
     path.write_text(text.replace("</body>", f"{_TRY}</body>"))
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=3000", "--dump-dom", "--window-size=800,900"]

@@ -1,3 +1,5 @@
+"""The files of a report, what it prints, and what it says of results that are not whole."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,206 +18,168 @@ from rich.console import Console
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.report.document.report import make_report
+from numdev.report.document.tables import MOST_FAILURES, failures
 from numdev.report.reading.columns import meaning
-from numdev.report.studies.registry import CLAIMS
+from numdev.report.reading.frames import Results, Rows
+from numdev.report.studies.registry import CLAIMS, MOST_ENTRIES, own_chapter
 from numdev.results.record import Status
 from numdev.results.store import Store
+from tests.report.document.conftest import STUDIES, Report
 from tests.toy_studies import title_of
 
+pytestmark = pytest.mark.xdist_group("report")
 TABLES = ("deviations.csv", "summary.csv", "points.csv", "timings.csv", "claims.csv")
 
 
-def report(results: Path, out: Path, studies: list[str] | None = None) -> str:
-    """Make a report; what it printed."""
-    console = Console(file=io.StringIO(), width=160)
-    make_report(results, out, studies, console=console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+def printed_of(results: Path, out: Path, **options: Any) -> str:
+    """Make a report of the study of signs; what it printed."""
+    console = Console(file=(printed := io.StringIO()), width=160)
+    make_report(results, out, ["sign"], console=console, **options)
+    return printed.getvalue()
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def made(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A report of three studies, and what making it printed."""
-    out = tmp_path_factory.mktemp("report")
-    return out, report(toy_results.path, out, ["fig4", "fig5", "sign"])
+def read(path: Path) -> pd.DataFrame:
+    return (pd.read_parquet if path.suffix == ".parquet" else pd.read_csv)(path)
 
 
-def test_a_report_is_complete(made: tuple[Path, str]) -> None:
-    names = set(files(made[0]))
+def test_a_report_is_complete_and_every_column_is_in_the_dictionary(report: Report) -> None:
+    names = set(files(report.out))
     assert names >= {*TABLES, "results.parquet", "claims.md", "columns.md", "environment.json"}
-    figures = ("fig4", "fig5", "fig5_fig5b", "sign")
+    figures = {*STUDIES, "fig5_fig5b"}
     assert {name for name in names if "/" in name} == {f"figures/{name}.{kind}" for name in figures for kind in ("png", "svg")}
+    dictionary = (report.out / "columns.md").read_text()
+    for name in (*TABLES, "results.parquet"):
+        section = dictionary.split(f"## {name}\n")[1].split("\n## ")[0]
+        for column in read(report.out / name).columns:
+            assert meaning(column), column
+            assert f"| `{column}` |" in section
+    assert set(METRICS) <= set(read(report.out / "results.parquet"))
+    assert [name for name in TABLES if "seconds" in read(report.out / name)] == ["timings.csv"]
+    (facts,) = json.loads((report.out / "environment.json").read_text())
+    assert (facts["facts"]["device"], facts["points"]["sign"]) == ("cpu", 4)
 
 
-def test_the_same_results_give_the_same_report(toy_results: Store, made: tuple[Path, str], tmp_path: Path) -> None:
-    report(toy_results.path, tmp_path, ["sign"])
-    first = files(tmp_path)
-    report(toy_results.path, tmp_path, ["sign"])
-    assert files(tmp_path) == first
-    whole = files(made[0])
-    assert {name: whole[name] for name in first if name.startswith("figures/")} == {
-        name: data for name, data in first.items() if name.startswith("figures/")
-    }
+def test_the_same_results_give_the_same_report(toy_results: Store, tmp_path: Path, report: Report) -> None:
+    printed_of(toy_results.path, tmp_path / "a", formats=("pdf", "html"))
+    printed_of(toy_results.path, tmp_path / "b", formats=("pdf", "html", "csv"))
+    first, second = files(tmp_path / "a"), files(tmp_path / "b")
+    text, whole = second.pop("results.csv"), pd.read_parquet(io.BytesIO(first.pop("results.parquet")))
+    assert {name for name in first if first[name] != second[name]} == {"columns.md"}, "which names the file of the rows"
+    rows = pd.read_csv(io.BytesIO(text))
+    assert list(rows) == list(whole)
+    assert rows["rmse"].to_numpy() == pytest.approx(whole["rmse"].to_numpy(), rel=1e-8)  # nine digits are written
+    drawn = {name: data for name, data in first.items() if name.startswith("figures/")}
+    assert drawn.items() <= files(report.out).items()
 
 
-@pytest.mark.parametrize("name", [*TABLES, "results.parquet"])
-def test_every_column_is_in_the_dictionary(made: tuple[Path, str], name: str) -> None:
-    columns = (pd.read_parquet if name.endswith(".parquet") else pd.read_csv)(made[0] / name).columns
-    dictionary = (made[0] / "columns.md").read_text()
-    section = dictionary.split(f"## {name}\n")[1].split("\n## ")[0]
-    for column in columns:
-        assert meaning(column), column
-        assert f"| `{column}` |" in section
-
-
-def test_every_metric_is_a_column(made: tuple[Path, str]) -> None:
-    assert set(METRICS) <= set(pd.read_parquet(made[0] / "results.parquet"))
-
-
-def test_deviations_have_a_row_for_each_point_and_reference(made: tuple[Path, str]) -> None:
-    rows, points = pd.read_parquet(made[0] / "results.parquet"), pd.read_csv(made[0] / "points.csv")
-    found = pd.read_csv(made[0] / "deviations.csv").set_index(["study", "scenario.title", "key", "reference"])
-    assert found.index.is_unique
-    assert len(found) == 2 * len(points)
+def test_deviations_have_a_row_for_each_point_and_reference(report: Report) -> None:
+    rows, points = read(report.out / "results.parquet"), read(report.out / "points.csv")
+    table = read(report.out / "deviations.csv").set_index(["study", "scenario.title", "key", "reference"])
+    assert table.index.is_unique
+    assert len(table) == 2 * (points["status"] == "ok").sum()
     own = rows[(rows["subject"] == "variant") & (rows["output"] == "out")]
     means = own.groupby(["study", "scenario.title", "key", "reference"])["rmse"].mean()
-    assert found["rmse.mean"].to_dict() == pytest.approx(means.loc[found.index].to_dict(), rel=1e-8)  # nine digits are written
+    assert table["rmse.mean"].to_dict() == pytest.approx(means.loc[table.index].to_dict(), rel=1e-8)
 
 
-def test_rows_are_text_where_that_is_asked_for(toy_results: Store, tmp_path: Path) -> None:
-    make_report(toy_results.path, tmp_path / "csv", ["sign"], console=Console(quiet=True), formats=("csv",))
-    make_report(toy_results.path, tmp_path / "parquet", ["sign"], console=Console(quiet=True))
-    names = {kind: {path.name for path in (tmp_path / kind).glob("results.*")} for kind in ("csv", "parquet")}
-    assert names == {"csv": {"results.csv"}, "parquet": {"results.parquet"}}
-    text, whole = pd.read_csv(tmp_path / "csv" / "results.csv"), pd.read_parquet(tmp_path / "parquet" / "results.parquet")
-    assert list(text) == list(whole)
-    assert text["rmse"].to_numpy() == pytest.approx(whole["rmse"].to_numpy(), rel=1e-8)
-
-
-def test_timings_stand_alone(made: tuple[Path, str]) -> None:
-    with_seconds = [name for name in TABLES if "seconds" in pd.read_csv(made[0] / name, nrows=1).columns]
-    assert with_seconds == ["timings.csv"]
-
-
-def test_claims_stand_in_the_files_and_on_the_screen(made: tuple[Path, str]) -> None:
-    out, printed = made
-    claims = pd.read_csv(out / "claims.csv")
-    judged = {"fig4", "fig5a", "fig5b", "sign"}
-    assert set(claims["claim"]) == judged
-    assert set(claims[claims["claim"] == "fig4"]["scenario"]) == {"uniform_end", "normal_end", "kernel_uniform"}
-    markdown = (out / "claims.md").read_text()
-    for name in judged:
-        assert f"## {CLAIMS[name].text}" in markdown
-    assert "Claims" in printed
-    assert "Furthest from golden" in printed
-    assert "note:" not in printed
+def test_claims_stand_in_the_files_and_on_the_screen(report: Report) -> None:
+    claims, markdown = read(report.out / "claims.csv"), (report.out / "claims.md").read_text()
+    assert set(claims["claim"]) == {"fig3", "fig4", "fig5a", "fig5b", "sign", "kernels"} & set(CLAIMS)
+    assert all(f"## {CLAIMS[name].text}" in markdown for name in set(claims["claim"]))
+    assert "Furthest from golden" in report.printed
+    assert "note:" not in report.printed
     names = set(claims["scenario"]) & {"uniform_end", "normal_end", "kernel_uniform"}
     assert names, "the columns of a table of data have the names of the study's file"
-    assert not [name for name in names if name in markdown or name in printed], "what a reader sees has titles"
+    assert not [name for name in names if name in markdown or name in report.printed], "what a reader sees has titles"
     assert set(claims["scenario.role"]) == {"assumed", "beyond"}
     assert claims["questions"].nunique() == 1
     assert claims["p_verdict"].dropna().between(0, 1).all()
-    decided = claims[claims["verdict"] != "undecided"]
-    assert (decided["p_verdict"] < 0.05).all()
+    assert (claims[claims["verdict"] != "undecided"]["p_verdict"].dropna() < 0.05).all()
     assert f"all {claims['questions'].iloc[0]} questions of this table (Holm)" in markdown
     assert "(our assumption)" in markdown
-    assert "(3 here)" in markdown
+    (figure,) = claims.query("claim == 'fig4' and scenario == 'uniform_end'")["figure"].tolist()
+    svg = (report.out / "figures" / "fig4.svg").read_text()
+    assert f"{title_of('uniform_end')}: {figure}." in svg, "a figure describes itself in numbers"
 
 
-def test_a_figure_describes_itself_in_numbers(made: tuple[Path, str]) -> None:
-    claims = pd.read_csv(made[0] / "claims.csv").set_index(["claim", "scenario"])
-    figure = str(claims.loc[("fig4", "uniform_end"), "figure"])
-    assert f"{title_of('uniform_end')}: {figure}." in (made[0] / "figures" / "fig4.svg").read_text()
-
-
-def test_environment_tells_where_and_how_many(made: tuple[Path, str]) -> None:
-    (found,) = json.loads((made[0] / "environment.json").read_text())
-    assert found["facts"]["device"] == "cpu"
-    assert found["points"]["sign"] == 4
-
-
-def changed(toy_results: Store, path: Path) -> Store:
+@pytest.fixture
+def store(toy_results: Store, tmp_path: Path) -> Store:
     """A copy of the toy results that a test may change."""
-    shutil.copytree(toy_results.path, path)
-    return Store(path)
+    shutil.copytree(toy_results.path, tmp_path / "results")
+    return Store(tmp_path / "results")
 
 
-def test_what_an_older_numdev_stored_is_refused_in_one_sentence(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    manifest = store.studies()["sign"]
-    old = {key: value for key, value in manifest.items() if key not in ("scenarios", "overrides")}
-    points = [{"key": p["key"], "setting": p["scenario"], "labels": p["labels"]} for p in manifest["points"]]
-    store.put_study("sign", old | {"points": points})
-    with pytest.raises(BadInput, match=r"^results: .*holds sign as an older numdev stored it.*run the study again"):
-        report(store.path, tmp_path / "out", ["sign"])
+def with_manifest(store: Store, **changes: Any) -> Store:
+    store.put_study("sign", store.studies()["sign"] | changes)
+    return store
 
 
-def test_a_report_of_a_study_with_overrides_says_so(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    store.put_study("sign", store.studies()["sign"] | {"overrides": ["problem.n=64"]})
-    report(store.path, tmp_path / "out", ["sign"])
+def test_a_report_of_a_study_with_overrides_says_so(store: Store, tmp_path: Path) -> None:
+    printed_of(with_manifest(store, overrides=["problem.n=64"]).path, tmp_path / "out")
     text = (tmp_path / "out" / "claims.md").read_text()
     assert "with overrides: problem.n=64" in text
     assert "(our assumption)" not in text.split("## ", 1)[1]
-    table = pd.read_csv(tmp_path / "out" / "claims.csv")
-    assert set(table["scenario.role"]) == {"beyond"}
+    assert set(read(tmp_path / "out" / "claims.csv")["scenario.role"]) == {"beyond"}
 
 
-def test_missing_and_torn_records_are_noted(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    first, second, *_ = [store.path / "records" / f"{p['key']}.json" for p in store.studies()["sign"]["points"]]
-    first.unlink()
-    second.write_bytes(second.read_bytes()[:100])
-    printed = report(store.path, tmp_path / "out", ["sign"])
-    assert "note: sign: 2 of 4 points are not measured yet" in printed
-    assert f"{second.name} is damaged" in printed.replace("\n", "")
-
-
-def test_failures_are_listed_with_their_reasons(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    key = store.studies()["sign"]["points"][0]["key"]
-    old = store.get(key)
+def test_records_that_are_missing_torn_or_failed_are_told(store: Store, tmp_path: Path) -> None:
+    first, second, third, *_ = [point["key"] for point in store.studies()["sign"]["points"]]
+    paths = [store.path / "records" / f"{key}.json" for key in (first, second)]
+    paths[0].unlink()
+    paths[1].write_bytes(paths[1].read_bytes()[:100])
+    old = store.get(third)
     assert old is not None
     nothing: dict[str, list[dict[str, Any]]] = {name: [] for name in old.tables}
     store.put(dataclasses.replace(old, status=Status.UNSUPPORTED, reason="attention.mask: [no] windows", tables=nothing))
-    printed = report(store.path, tmp_path / "out", ["sign"])
+    printed = printed_of(store.path, tmp_path / "out")
+    assert "note: sign: 2 of 4 points are not measured yet" in printed
+    assert f"{paths[1].name} is damaged" in printed.replace("\n", "")
     assert "Points without a full result" in printed
     assert "attention.mask: [no] windows" in printed
 
 
-def test_unknown_claims_and_figures_are_noted(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    manifest = store.studies()["sign"] | {"figure": "fig99", "claims": ["mine"]}
-    store.put_study("sign", manifest)
-    printed = report(store.path, tmp_path / "out", ["sign"])
+def test_claims_and_figures_that_there_are_not_are_noted(store: Store, tmp_path: Path) -> None:
+    printed = printed_of(with_manifest(store, figure="fig99", claims=["mine"]).path, tmp_path / "a")
     assert "note: sign: there is no claim mine" in printed
     assert "note: sign: there is no figure fig99" in printed
-    assert not (tmp_path / "out" / "figures").exists()
-
-
-def test_a_figure_that_the_points_cannot_fill_is_noted(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    store.put_study("sign", store.studies()["sign"] | {"figure": "fig6a", "claims": []})
-    printed = report(store.path, tmp_path / "out", ["sign"])
+    assert not (tmp_path / "a" / "figures").exists()
+    printed = printed_of(with_manifest(store, figure="fig6a", claims=[]).path, tmp_path / "b")
     assert "figure fig6a needs points with the labels tiling.shape, tiling.sram" in printed
+    assert "Claims" not in printed_of(with_manifest(store, figure=None, claims=[]).path, tmp_path / "c")
+    assert len(read(tmp_path / "c" / "results.parquet")) > 0
 
 
-def test_a_study_without_a_figure_or_claims_has_its_tables(toy_results: Store, tmp_path: Path) -> None:
-    store = changed(toy_results, tmp_path / "results")
-    store.put_study("sign", store.studies()["sign"] | {"figure": None, "claims": []})
-    assert "Claims" not in report(store.path, tmp_path / "out", ["sign"])
-    assert len(pd.read_parquet(tmp_path / "out" / "results.parquet")) > 0
-
-
-def test_no_results_say_how_to_make_some(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="numdev measure study=fig3") as caught:
-        report(tmp_path / "nowhere", tmp_path / "out")
-    assert caught.value.field == "results"
+def test_results_that_cannot_be_read_are_refused_in_one_sentence(store: Store, tmp_path: Path) -> None:
+    manifest = store.studies()["sign"]
+    old = {key: value for key, value in manifest.items() if key not in ("scenarios", "overrides")}
+    store.put_study("sign", old)
+    with pytest.raises(BadInput, match=r"^results: .*holds sign as an older numdev stored it.*run the study again"):
+        printed_of(store.path, tmp_path / "out")
+    with pytest.raises(BadInput, match="^results: .*numdev measure study=fig3"):
+        make_report(tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def failing(count: int) -> Results:
+    points = [{"study": "s", "scenario.title": "", "label.n": n, "status": "error", "reason": f"r{n}"} for n in range(count)]
+    return Results(Rows.of(pd.DataFrame()), pd.DataFrame([*points, points[0] | {"status": "ok"}]), {})
+
+
+def test_of_very_many_points_and_entries_the_first_are_told_and_where_all_are() -> None:
+    half = MOST_FAILURES - 10
+    lines = failures([failing(half), failing(half)], "in points.csv", {"s": "A study"}).values.tolist()
+    assert lines[:-1] == [["A study", f"n={n}", "error", f"r{n}"] for n in (*range(half), *range(10))]
+    assert lines[-1] == ["", f"and {half - 10} more", "", "in points.csv"]
+    assert len(failures([failing(half)], "")) == half
+    for left in (0, 900):
+        points = [{"key": str(n), "labels": {"n": n, "m": n % 2}} for n in range(MOST_ENTRIES + left)]
+        told = own_chapter({"name": "s", "title": "t", "points": points}, ()).measured
+        listed = ", ".join(map(str, range(MOST_ENTRIES))) + (f", and {left} more in points.csv" if left else "")
+        assert told == f"{MOST_ENTRIES + left} points: n ({listed}), m (0, 1)."
 
 
 def test_importing_numdev_loads_neither_pandas_nor_matplotlib() -> None:

@@ -16,8 +16,8 @@ from numdev.attention.exact import Exact
 from numdev.cli import compare
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.context import Part, context
-from numdev.report.document.pdf import TYPST, write_pdf
-from numdev.report.document.report import make_report
+from numdev.report.document.pdf import TYPST
+from numdev.report.document.report import make_report, write_part
 from numdev.report.reading.frames import TRAINING, load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS
 from numdev.results.store import Store
@@ -31,34 +31,33 @@ KEY = re.compile(r"\b[a-z0-9]+_[a-z0-9_]+\b")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with results of two studies, and the report on them."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder of a report on two studies, and the content of its PDF."""
     path = tmp_path_factory.mktemp("report")
-    stored(path / "results", FEW, claims=OF_8, pictures=True)
+    store = stored(path / "results", FEW, claims=OF_8, pictures=True)
     stored(path / "results", [point for point in FEW if point.label in ("sham", "triton")], "fig7", ("fig7", "training_sham"))
-    make_report(path / "results", path / "out", console=Console(quiet=True), formats=("pdf",))
-    return path
+    part, _ = write_part(load(store, kind=TRAINING), store.path, path / "out", Console(quiet=True), None, csv=False)
+    return path, context([part], TYPST)
 
 
-@pytest.fixture(scope="module")
-def shown(made: Path) -> dict[str, Any]:
-    results = load(Store(made / "results"), kind=TRAINING)
-    return context([Part(results, judge(CLAIMS, results), made / "out" / "figures")], TYPST)
-
-
-def test_the_files_of_a_report(made: Path) -> None:
-    out = made / "out"
+def test_the_files_of_a_report(made: tuple[Path, dict[str, Any]]) -> None:
+    out = made[0] / "out"
     tables = {"weights.parquet", "summary.csv", "loss.csv", "runs.csv", "points.csv", "timings.csv", "claims.csv"}
-    assert {path.name for path in out.iterdir()} == tables | {
-        "claims.md",
-        "columns.md",
-        "environment.json",
-        "figures",
-        "report.pdf",
-    }
+    assert {path.name for path in out.iterdir()} == {*tables, "claims.md", "columns.md", "environment.json", "figures"}
     figures = {path.stem for path in (out / "figures").glob("*.png")}
     assert figures == {"fig7", "fig8", "fig8_training_loss", "fig8_training_samples"}
-    assert (out / "report.pdf").read_bytes().startswith(b"%PDF-")
+    weights, summary = pd.read_parquet(out / "weights.parquet"), pd.read_csv(out / "summary.csv")
+    assert len(summary) * 3 == len(weights)
+    assert set(summary["step"]) == set(STEPS)
+    last = summary.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'").iloc[0]
+    own = weights.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'")["wasserstein"]
+    assert last["wasserstein.mean"] == pytest.approx(own.mean(), rel=1e-8)
+    assert last["wasserstein.low"] < own.min() <= last["wasserstein.min"] * (1 + 1e-8)
+    said = (out / "columns.md").read_text()
+    assert "| `wasserstein.mean` | absolute, in the units of the weights | mean over seeds of: Wasserstein-1" in said
+    assert "| `variant.ulp` | ulp | by how many" in said
+    assert not re.findall(r"^\| `(?:seed|step|tensor|max_difference|loss|score)` \|[^|]*\|\s*\|$", said, re.MULTILINE)
+    assert "softmax" not in said
 
 
 @pytest.mark.parametrize(("law", "is_decided"), [(Law(1e-4), True), (Law(1e-4, noise=0.4), False)])
@@ -66,30 +65,13 @@ def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: 
     results = load(stored(tmp_path, ladder(triton=law), "fig7", ("fig7",)), kind=TRAINING)
     (claim,) = judge(CLAIMS, results)
     assert (claim.word != "undecided") is is_decided
-    sentence = context([Part(results, [claim], tmp_path)], TYPST)["highlights"][0]["sentence"]
+    sentence = context([Part(results, [claim])], TYPST)["highlights"][0]["sentence"]
     assert "part from those of the same model" in sentence
     assert ("Undecided: “The weights with flash attention and with baseline" in sentence) is not is_decided
 
 
-def test_the_summary_has_every_step_of_every_tensor(made: Path) -> None:
-    weights, summary = pd.read_parquet(made / "out" / "weights.parquet"), pd.read_csv(made / "out" / "summary.csv")
-    assert len(summary) * 3 == len(weights)
-    assert set(summary["step"]) == set(STEPS)
-    last = summary.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'").iloc[0]
-    own = weights.query("study == 'fig8' and `label.rung` == 'triton' and step == 256 and tensor == 'model'")["wasserstein"]
-    assert last["wasserstein.mean"] == pytest.approx(own.mean(), rel=1e-8)
-    assert last["wasserstein.low"] < own.min() <= last["wasserstein.min"] * (1 + 1e-8)
-
-
-def test_every_column_has_a_meaning(made: Path) -> None:
-    said = (made / "out" / "columns.md").read_text()
-    assert "| `wasserstein.mean` | absolute, in the units of the weights | mean over seeds of: Wasserstein-1" in said
-    assert "| `variant.ulp` | ulp | by how many" in said
-    assert not re.findall(r"^\| `(?:seed|step|tensor|max_difference|loss|score)` \|[^|]*\|\s*\|$", said, re.MULTILINE)
-    assert "softmax" not in said
-
-
-def test_the_document_has_its_sections(shown: dict[str, Any]) -> None:
+def test_the_document_has_its_sections_and_tells_no_internal_name(made: tuple[Path, dict[str, Any]]) -> None:
+    shown = made[1]
     titles = [section.title for section in CHAPTERS if section.study in ("fig7", "fig8")]
     assert [section["title"] for section in shown["sections"]] == titles
     assert shown["methods"] == ["training.typ"]
@@ -103,9 +85,6 @@ def test_the_document_has_its_sections(shown: dict[str, Any]) -> None:
     told = [found["claim"] for found in shown["sections"][1]["findings"]]
     assert [text.partition(":")[0] for text in told] == [CLAIMS[name].text for name in CLAIMS if name in OF_8]
     assert any(text.endswith(": not measured.") for text in told)  # no run saw the data in another order
-
-
-def test_no_internal_name_is_told(shown: dict[str, Any]) -> None:
     texts = [claim[part] for claim in shown["claims"] for part in ("text", "source", "elsewhere")]
     texts += [own["figure"] for claim in shown["claims"] for own in claim["chief"]]
     for section in shown["sections"]:
@@ -127,32 +106,26 @@ def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -
     assert not (tmp_path / "out" / "figures" / "fig7.svg").is_file()
 
 
-def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path: Path) -> None:
+def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path: Path, documented: list[Part]) -> None:
     """Those of training come last; they lie in the folder `training` of the results, where `numdev train` leaves them."""
-    shutil.copytree(toy_results.path / "records", tmp_path / "results" / "records")
-    shutil.copytree(toy_results.path / "studies", tmp_path / "results" / "studies")
+    for name in ("records", "studies"):
+        shutil.copytree(toy_results.path / name, tmp_path / "results" / name)
     few = [point for point in FEW if point.label in ("sham", "triton")]
     stored(tmp_path / "results" / "training", few, claims=OF_8)
     stored(tmp_path / "results" / "training", few, "fig7", ("fig7", "training_sham"))
-    make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), formats=("pdf", "html"))
-    figures = tmp_path / "out" / "figures"
-    main = load(Store(tmp_path / "results"), ["fig4", "fig6a"])
-    trained = load(Store(tmp_path / "results" / "training"), kind=TRAINING)
-    parts = [Part(main, judge(CLAIMS, main), figures), Part(trained, judge(CLAIMS, trained), figures)]
-    told = context(parts, TYPST)
+    make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), formats=("html",))
+    parts = documented
+    told, alone = context(parts, TYPST), [context([part], TYPST) for part in parts]
     sources = [section["source"] for section in told["sections"] if section["source"]]
     assert sources == ["Figure 4", "Figure 6a", "Figure 7", "Figure 8"]
     assert all(section["figures"] for section in told["sections"])
-    assert told["title"] == context(parts[:1], TYPST)["title"]
-    assert told["highlights"] == [context([part], TYPST)["highlights"][0] for part in parts]
+    assert told["title"] == alone[0]["title"]
+    assert told["highlights"] == [own["highlights"][0] for own in alone]
     assert [table["of"] for table in told["metrics"]] == ["outputs", "weights"]
     assert told["methods"] == ["attention.typ", "training.typ"]
-    assert [claim["text"] for claim in told["claims"]] == [
-        claim["text"] for part in parts for claim in context([part], TYPST)["claims"]
-    ]
+    assert [claim["text"] for claim in told["claims"]] == [claim["text"] for own in alone for claim in own["claims"]]
     asked = [part.claims[0].questions for part in parts]
     assert f"{asked[0]} and {asked[1]}" in told["reading"]
-    assert (tmp_path / "out" / "report.pdf").read_bytes() == write_pdf(parts)
     page = (tmp_path / "out" / "report.html").read_text()
     assert all(CLAIMS[name].text in page for name in ("fig4", "fig7", "fig8"))
     assert not (tmp_path / "out" / "training").exists(), "its tables are those of its own report"
@@ -164,7 +137,7 @@ def test_a_study_of_ones_own_has_a_figure_and_a_section(tmp_path: Path) -> None:
     store.put_study("mine", manifest)
     make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
     assert (tmp_path / "out" / "figures" / "mine.svg").is_file()
-    (section,) = context([Part(load(store, kind=TRAINING), [], tmp_path)], TYPST)["sections"]
+    (section,) = context([Part(load(store, kind=TRAINING))], TYPST)["sections"]
     assert (section["title"], len(section["tables"])) == ("Weights over training", 1)
 
 
@@ -176,8 +149,8 @@ def test_a_study_of_which_nothing_is_measured_yet_is_told(tmp_path: Path) -> Non
     assert not (tmp_path / "out" / "figures").exists()
 
 
-def test_a_comparison_of_training_runs_is_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.run([str(made / "results"), str(made / "results")]) == 2
+def test_a_comparison_of_training_runs_is_refused(made: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.run([str(made[0] / "results")] * 2) == 2
     assert "compares weights of training runs, which numdev report shows" in capsys.readouterr().err
 
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -16,6 +15,8 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 def usable_cores() -> int:
     """Physical cores, no more than processors of its affinity, nor than a container gives it time for."""
+    import psutil  # late, as below: few of those who import numdev measure
+
     cores = psutil.cpu_count(logical=False) or 1
     if sys.platform == "linux":
         cores = min(cores, len(os.sched_getaffinity(0)))
@@ -30,6 +31,8 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what the allocator caches is free
         return int(torch.cuda.mem_get_info(device)[0]) + held
+    import psutil
+
     return psutil.virtual_memory().available
 
 

@@ -21,7 +21,6 @@ import importlib.metadata
 import platform
 import sys
 import sysconfig
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,13 +37,7 @@ _SEEN: dict[str, tuple[Any, str]] = {}  # by module: the spec from which it was 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A function, and the sources that define it.
-
-    Attributes:
-        function: what the module holds under the name.
-        digest: see the module.
-        modules: of these sources, those that are imported: their names, and the specs from which they were.
-    """
+    """A function, the digest of the sources that define it, and those of their modules that are imported, with their specs."""
 
     function: Callable[..., Any]
     digest: str
@@ -77,22 +70,15 @@ def loaded(name: str, field: str) -> Loaded:
         raise BadInput(field, name, "write it as package.module:function")
     try:
         function = getattr(importlib.import_module(module), attribute, None)
-    except SyntaxError as error:
-        where = f"{error.filename}, line {error.lineno}"
-        raise BadInput(field, name, f"its module cannot be read ({where}: {error.msg}); correct that line") from None
-    except ImportError as error:
-        raise BadInput(field, name, f"its module cannot be imported ({error})") from None
     except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{type(error).__name__} in {frame.filename}, line {frame.lineno}"
-        raise BadInput(field, name, f"its module cannot be imported ({where}: {error})") from None
+        raise BadInput(field, name, f"its module cannot be imported ({type(error).__name__}: {error})") from error
     if not callable(function):
         raise BadInput(field, name, f"module {module} has no function {attribute}")
     if module == "__main__" and _path(module) is None:
         raise BadInput(field, name, "results are filed by its source; write the function to a file, and name it module:function")
     files, parts = _sources(module, name, field)
     modules = tuple((own, _spec(own)) for own in files if own in sys.modules)
-    return Loaded(function, hashlib.sha256("\0".join([name, *parts]).encode()).hexdigest(), modules)
+    return Loaded(function, _digest("\0".join([name, *parts]).encode()), modules)
 
 
 def foreign(*objects: object) -> dict[str, str]:
@@ -106,7 +92,7 @@ def foreign(*objects: object) -> dict[str, str]:
     modules = sorted({type(each).__module__ for each in objects if each is not None})
     own = [name for name in modules if name.partition(".")[0] not in ("numdev", "builtins")]
     parts = [part for name in own if name in sys.modules and _path(name) for part in _sources(name, name, "variant")[1]]
-    return {"sources": hashlib.sha256("\0".join(parts).encode()).hexdigest()} if parts else {}
+    return {"sources": _digest("\0".join(parts).encode())} if parts else {}
 
 
 def _sources(module: str, name: str, field: str) -> tuple[dict[str, Path], list[str]]:
@@ -116,7 +102,7 @@ def _sources(module: str, name: str, field: str) -> tuple[dict[str, Path], list[
         if own in sys.modules and not _is_imported(own, files[own]):
             hint = f"{files[own]} has changed since {own} was imported; call importlib.reload on it, or start Python again"
             raise BadInput(field, name, hint)
-    parts = [f"{own} {_digest(files[own])}" for own in sorted(files)]
+    parts = [f"{own} {_digest(files[own].read_bytes())}" for own in sorted(files)]
     return files, parts + [f"{top} {_version(top)}" for top in sorted(outside)]
 
 
@@ -128,19 +114,18 @@ def _walk(module: str) -> tuple[dict[str, Path], set[str]]:
     folder = start.parents[module.count(".") + (start.stem == "__init__")]  # holds the module, or its outermost package
     places = (Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib"))
     installed = any(folder.is_relative_to(place) for place in places)
-    files: dict[str, Path] = {}
-    outside = {top} if installed else set()
+    files, outside = dict[str, Path](), {top} if installed else set[str]()
     todo = [module, *_with_parents(module)]
     while todo:
         name = todo.pop()
         first = name.partition(".")[0]
         path = start if name == module else None if installed and first != top else _below(folder, name)
-        if path is not None and name not in files and (name == module or first not in _NAMED_BY_THE_ENVIRONMENT):
-            files[name] = path
-            if first not in _NAMED_BY_THE_ENVIRONMENT and path.suffix == ".py":
-                todo += _imports(path.read_bytes(), name, path.name)
-        elif path is None and first != top and (installed or not (_below(folder, first) or (folder / first).is_dir())):
+        if path is None and (installed or not (_below(folder, first) or (folder / first).is_dir())):
             outside.add(first)
+        elif path is not None and name not in files and (name == module or first not in _NAMED_BY_THE_ENVIRONMENT):
+            files[name] = path
+            if path.suffix == ".py" and first not in _NAMED_BY_THE_ENVIRONMENT:
+                todo += _imports(path.read_bytes(), name, path.name)
     return files, outside - _NAMED_BY_THE_ENVIRONMENT - sys.stdlib_module_names
 
 
@@ -191,8 +176,8 @@ def _named(node: ast.AST, package: list[str]) -> Iterator[str]:
             yield name if not name.startswith(".") else ".".join([*package, name.lstrip(".")])
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _version(top: str) -> str:
@@ -202,13 +187,13 @@ def _version(top: str) -> str:
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
-        owners = importlib.metadata.packages_distributions().get(top, ())
-        return " ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in sorted(set(owners))) or "unknown"
+        owners = sorted(set(importlib.metadata.packages_distributions().get(top, ())))
+        return " ".join(f"{owner} {importlib.metadata.version(owner)}" for owner in owners) or "unknown"
 
 
 def _is_imported(module: str, path: Path) -> bool:
     """Whether a module of `sys.modules` is what its file says now."""
-    spec, digest = _spec(module), _digest(path)
+    spec, digest = _spec(module), _digest(path.read_bytes())
     if module in _SEEN and _SEEN[module][0] is spec:
         return _SEEN[module][1] == digest
     if not _is_of(sys.modules[module], path):

@@ -28,6 +28,12 @@ _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE 
 _PLUGINS = ("hydra/launcher=", "hydra.launcher.", "hydra/sweeper=", "hydra.sweeper.")  # packages that numdev does not depend on
 
 
+_NO_POINT = (
+    "operation study studies out plot timing counters device results fresh shard shards workers objective output head seed"
+)
+_NO_POINT += " seed subject reference format"
+
+
 @dataclass(frozen=True)
 class Block:
     """A fenced block of a page: its language, the file that it is to be written to, and its text."""
@@ -130,33 +136,7 @@ def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Libr
     name = launch.CONFIGS[command]
     operation = hydra.runtime.choices["operation"]
     groups = composer(files.folders, name, operation).choices
-    of_point = [
-        str(key)
-        for key in cfg
-        if key
-        not in (
-            "operation",
-            "study",
-            "studies",
-            "out",
-            "plot",
-            "timing",
-            "counters",
-            "device",
-            "results",
-            "fresh",
-            "shard",
-            "shards",
-            "workers",
-            "objective",
-            "output",
-            "head",
-            "seed",
-            "subject",
-            "reference",
-            "format",
-        )
-    ]
+    of_point = [str(key) for key in cfg if key not in _NO_POINT.split()]
     expander = Expander(files, explicit(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]

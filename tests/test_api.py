@@ -10,9 +10,7 @@ from types import FunctionType
 import pytest
 
 import numdev as nd
-from numdev import api
-from numdev.arithmetic.formats import BF16, E4M3FN, FP32, FP64, TF32, Format
-from numdev.attention.emulation import baseline_for
+from numdev.arithmetic.formats import BF16
 
 OFFERED: list[str] = importlib.import_module("numdev").__all__
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "hydra", "numpy", "jaxtyping", "safetensors")
@@ -42,10 +40,6 @@ def test_names_in_a_fresh_process() -> None:
     assert python(code) == "[]"
 
 
-def test_star_import_in_a_fresh_process() -> None:
-    assert python("from numdev import *; print(measure.__name__, Tiled.__name__, Kind.UNIFORM.value)") == "measure Tiled uniform"
-
-
 def test_star_import_waits_for_nothing_that_few_names_need() -> None:
     late = ("pandas", "matplotlib", "scipy", "hydra", "triton", "psutil", "pyarrow", "safetensors")
     assert python(f"import sys; from numdev import *; print([m for m in {late} if m in sys.modules])") == "[]"
@@ -69,49 +63,6 @@ def test_other_names_are_not(name: str) -> None:
 
 PROBLEM = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=24, head_dim=8))
 VARIANT = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(br=8, bc=8))
-
-
-@pytest.mark.parametrize(("fmt", "expected"), [(BF16, BF16), (FP64, FP64), (TF32, TF32), (E4M3FN, FP32), (Format(5, 2), FP32)])
-def test_the_baseline_is_torchs_operations_in_the_output_format(fmt: Format, expected: Format) -> None:
-    assert baseline_for(fmt) == nd.Naive(nd.Precision.eager(expected))
-
-
-def test_measure() -> None:
-    record = nd.measure(PROBLEM, VARIANT, seeds=3, device="cpu")
-    assert record.status is nd.Status.OK
-    assert record.config["seeds"] == 3
-    found = {(row["seed"], row["subject"], row["output"], row["reference"]) for row in record.rows}
-    compared = [("variant", r) for r in ("golden", "golden_same_inputs", "baseline")]
-    compared += [("baseline", r) for r in ("golden", "golden_same_inputs")]
-    assert found == {(seed, subject, out, r) for seed in range(3) for subject, r in compared for out in ("out", "lse")}
-    assert len(record.rows) == len(found)
-    assert set(nd.Deviation.__dataclass_fields__) <= set(record.rows[0])
-
-
-def test_measure_takes_the_baseline_of_the_output_format() -> None:
-    assert nd.measure(PROBLEM, VARIANT, seeds=1, device="cpu").rows == (
-        nd.measure(PROBLEM, VARIANT, nd.Naive(nd.Precision.eager(BF16)), seeds=1, device="cpu").rows
-    )
-    other = nd.measure(PROBLEM, VARIANT, nd.Naive(nd.Precision.uniform(BF16)), seeds=1, device="cpu")
-    assert other.key != nd.measure(PROBLEM, VARIANT, seeds=1, device="cpu").key
-    assert other.config["baseline"]["precision"]["name"] == "bf16"
-
-
-def test_ten_replicates_unless_told() -> None:
-    tiny = nd.Problem(nd.Distribution(), nd.Shape(queries=2, keys=2, head_dim=2))
-    assert {row["seed"] for row in nd.measure(tiny, nd.Exact(), device="cpu").rows} == set(range(10))
-
-
-def test_bad_requests_are_raised() -> None:
-    with pytest.raises(nd.BadInput, match="^device: "):
-        nd.measure(PROBLEM, VARIANT, device="tpu")
-    with pytest.raises(nd.BadInput, match="^seeds: 0 "):
-        nd.measure(PROBLEM, VARIANT, seeds=0, device="cpu")
-
-
-def test_the_bench_of_a_device_is_kept() -> None:
-    assert api.bench("cpu") is api.bench("cpu")
-    assert api.bench("cpu").kind.operation.golden == nd.Exact()
 
 
 def test_a_value_that_cannot_have_an_effect_is_refused() -> None:

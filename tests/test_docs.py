@@ -1,22 +1,18 @@
-"""The documentation: what it says to type works, it builds, and a browser shows formulae and figures."""
+"""The documentation: what it says to type works, and it builds with every page, formula and figure, asking no other host."""
 
 from __future__ import annotations
 
 import csv
 import html
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from enum import EnumType
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
-from matplotlib.image import imread
 
 import numdev as nd
 from tests.docs_commands import ROOT, blocks, check
@@ -132,88 +128,3 @@ def claimed(path: Path) -> list[str]:
     """The study of each claim; a claim that several studies serve is judged on each of them."""
     with path.open(newline="") as file:
         return [study for _, study in dict.fromkeys((row["claim"], row["study"]) for row in csv.DictReader(file))]
-
-
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WIDE, NARROW, HEIGHT = 1280, 390, 2400
-_PROBE = """<script>
-const errors = [];
-addEventListener("error", (e) => errors.push(e.message || "no " + (e.target.src || e.target.href)), true);
-addEventListener("unhandledrejection", (e) => errors.push(String(e.reason)));
-addEventListener("load", () => setTimeout(() => {
-  const size = (e) => { const box = e.getBoundingClientRect(); return [box.width, box.height]; };
-  parent.postMessage({
-    errors, width: innerWidth, needed: document.scrollingElement.scrollWidth,
-    loaded: performance.getEntriesByType("resource").map((r) => r.name),
-    images: [...document.images].map((i) => [i.naturalWidth, i.naturalHeight]),
-    formulae: [...document.querySelectorAll("math")].map(size),
-    cut: [...document.querySelectorAll(".formula")].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent),
-    results: document.querySelectorAll(".md-search-result__item").length,
-  }, "*");
-}, 500));</script>"""
-_FRAMES = """<body style="margin: 0; display: flex"><script>
-const found = [];
-addEventListener("message", (e) => { found.push(e.data); document.body.dataset.found = JSON.stringify(found); });
-</script>"""
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("docs")
-@pytest.mark.skipif(BROWSER is None, reason="there is no chromium, chromium-browser or google-chrome on PATH")
-@pytest.mark.parametrize(
-    ("page", "images", "formulae"),
-    [
-        ("index", 1, 0),
-        ("findings", 0, 5),
-        ("concepts/recurrence", 0, 10),
-        ("reference/configuration", 0, 0),
-        ("gallery", 26, 0),
-        ("notebooks/1_first_measurement", 2, 0),
-    ],
-)
-def test_a_browser_shows_it(site: Path, tmp_path: Path, page: str, images: int, formulae: int) -> None:
-    """At the width of a desktop and at that of a phone, side by side."""
-    picture = tmp_path / "picture.png"
-    for found in browse(site, page, picture):
-        assert found["errors"] == []
-        assert [name for name in found["loaded"] if not name.startswith(("file:", "data:"))] == []
-        assert found["needed"] <= found["width"], "it is wider than the screen"
-        assert found["cut"] == []
-        assert len(found["images"]) >= images
-        assert len(found["formulae"]) >= formulae
-        assert all(width > 0 and height > 0 for width, height in found["images"] + found["formulae"])
-    pixels = imread(picture)[..., :3]
-    assert pixels.shape[:2] == (HEIGHT, WIDE + NARROW)
-
-
-@pytest.mark.slow
-@pytest.mark.xdist_group("docs")
-@pytest.mark.skipif(BROWSER is None, reason="there is no chromium, chromium-browser or google-chrome on PATH")
-def test_the_search_needs_no_server(site: Path, tmp_path: Path) -> None:
-    for found in browse(site, "index", tmp_path / "picture.png", "?q=rescale"):
-        assert found["errors"] == []
-        assert found["results"] > 3
-
-
-def browse(site: Path, page: str, picture: Path, query: str = "") -> list[dict[str, Any]]:
-    """Both widths in frames of one page, since a window of Chromium has a least width; what each frame says of itself."""
-    assert BROWSER is not None
-    shown, both = site / f"{page}.probe.html", site / "both.probe.html"
-    shown.write_text((site / f"{page}.html").read_text().replace("<head>", f"<head>{_PROBE}", 1))
-    frames = [
-        f'<iframe src="{page}.probe.html{query}" style="border: 0; width: {w}px; height: {HEIGHT}px"></iframe>'
-        for w in (WIDE, NARROW)
-    ]
-    both.write_text(_FRAMES + "".join(frames))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--virtual-time-budget=8000", "--dump-dom"]
-    size = [f"--window-size={WIDE + NARROW},{HEIGHT}", f"--screenshot={picture}", f"--user-data-dir={picture.parent / 'profile'}"]
-    try:
-        ran = subprocess.run([BROWSER, *flags, *size, both.as_uri()], check=True, capture_output=True, text=True, timeout=120)
-    finally:
-        shown.unlink()
-        both.unlink()
-    found = re.search(r'data-found="([^"]*)"', ran.stdout)
-    assert found, "the page's scripts did not run"
-    told: list[dict[str, Any]] = json.loads(html.unescape(found[1]))
-    assert sorted(each["width"] for each in told) == [NARROW, WIDE]
-    return told

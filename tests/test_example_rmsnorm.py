@@ -82,13 +82,6 @@ def test_the_kernel_is_fp32_inside(example: Any) -> None:
     assert rmse(record, "y") < (300 / 2 + 3) * 2.0**-24 * 7.5
 
 
-def test_a_step_that_there_is_not_is_named(example: Any) -> None:
-    from numdev.errors import BadInput
-
-    with pytest.raises(BadInput, match="summe: .*there is no such step"):
-        example("rmsnorm.operation").Policy.parse("bf16").with_step(summe="fp32")
-
-
 def test_its_study_is_stored_read_and_written(tmp_path: Path) -> None:
     code = "import sys; from pathlib import Path; import blocks; blocks.main(Path(sys.argv[1]), 4, 128, 2)"
     where = {"PYTHONPATH": f"{EXAMPLE}:{EXAMPLE.parent.parent}"}
@@ -136,11 +129,6 @@ class TestByTheCommandLine:
         ran = numdev("measure", *CONFIGS, *RMSNORM, "-m", "norm.block=16,64", "objective=out.max_difference")
         assert (ran.code, ran.out) == (2, ""), "nothing is measured"
         assert "did you mean y.max_difference" in ran.err
-
-    def test_it_is_found_from_its_own_folder_too(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.chdir(EXAMPLE)
-        ran = numdev("measure", "--config-dir", "configs", *RMSNORM, "norm=eager", f"results={tmp_path}/here")
-        assert (ran.code, ran.err) == (0, "")
 
     @pytest.mark.parametrize(
         ("words", "error"),

@@ -27,30 +27,10 @@ ARROWS = {
 DECLARES = ("attention.operation", "attention.tuning")
 FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED = (
-    "base",
-    "cost",
-    "counters",
-    "differentiable",
-    "accepted_settings",
-    "over_tiles",
-    "path",
-    "recurrence",
-    "steps",
-    "tile_schedule",
-    "vendor.dispatch",
-)
-IMPLEMENTATIONS = (
-    "exact",
-    "naive",
-    "tiled",
-    "instrumented",
-    "triton",
-    "vendor.custom",
-    "vendor.flex",
-    "vendor.sdpa",
-    "vendor.vanilla",
-)
+SHARED = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "path", "recurrence", "steps")
+SHARED += ("tile_schedule", "vendor.dispatch")
+IMPLEMENTATIONS = ("exact", "naive", "tiled", "instrumented", "triton")
+IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
 
 
 # Exact gradients that are rounded once follow a tiled forward pass in FP64; long tiled runs on a GPU go by
@@ -134,12 +114,8 @@ def test_arrows_point_down(folder: str) -> None:
     assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
-def test_every_folder_has_arrows() -> None:
-    folders = {path.parent.name for path in PACKAGE.glob("*/*.py")}
-    assert folders == set(ARROWS)
-
-
-def test_what_all_may_import_knows_no_folder() -> None:
+def test_every_folder_has_arrows_and_what_all_may_import_knows_none() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(ARROWS)
     assert not found(of(*FOR_ALL), *inside(*ARROWS))
 
 
@@ -151,13 +127,45 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-@pytest.mark.parametrize("folder", ["measurement", "results", "report"])
-def test_measurements_results_and_reports_name_no_operation(folder: str) -> None:
-    assert not found(of(folder), *inside("attention", "training"))
+HOST = ("kernels", "hopper", "launch", "order", "runtime")
+KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
+# By library, or module of numdev: who may import it, and who may do so when it is itself imported.
+ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "hydra": (("cli",), ("cli",)),
+    "omegaconf": (("cli",), ("cli",)),
+    "ipywidgets": (("explorer",), ("explorer.widgets", "explorer.controls")),
+    "pyarrow": (("report", "results.store"), ("report",)),
+    **dict.fromkeys(("pandas", "matplotlib", "typst"), (("report",), ("report",))),
+    "triton": (tuple(name.removeprefix("numdev.") for name in KERNELS),) * 2,
+    "numba": (("attention.compiled.passes",),) * 2,
+    "numdev.attention.compiled.passes": (("attention.compiled",), ("attention.compiled.run",)),
+    "numdev.attention.compiled.run": (("attention",), ()),
+    **dict.fromkeys(("numdev.explorer.widgets", "numdev.explorer.controls"), (("explorer",), ("explorer.widgets",))),
+    "numdev.cli": (("cli",), ("cli",)),
+    "numdev.training": (("training", "cli"), ("training", "cli")),
+}
 
 
-def test_training_is_a_user_of_attention_which_knows_nothing_of_it() -> None:
-    assert not found(of("arithmetic", "attention", "measurement", "results", "report"), *inside("training"))
+@pytest.mark.parametrize("what", ONLY)
+def test_who_may_import(what: str) -> None:
+    may, at_once = ONLY[what]
+    assert not found([name for name in MODULES if name not in of(*may)], what)
+    assert not found([name for name in MODULES if name not in of(*at_once)], what, late_too=False)
+
+
+def test_kernels_and_the_report_are_imported_only_where_they_are_used() -> None:
+    assert len(KERNELS) >= 5
+    elsewhere = [name for name in MODULES if name not in of("attention.kernels", "attention.tuning")]
+    assert not found(elsewhere, *KERNELS, late_too=False)
+    late = [name for name in of("report") if name not in ("numdev.report", *of("report.statistics"))]
+    assert not found([name for name in MODULES if name not in of("report")], *late, late_too=False)
+
+
+def test_measurements_results_and_reports_name_no_operation() -> None:
+    assert not found(of("measurement", "results", "report"), *inside("attention", "training"))
+    assert not found(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
+    metrics = of("measurement.deviation.metrics", "measurement.deviation.sample")
+    assert not found(metrics, *inside("measurement.runner", "measurement.operation", "results"))
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
@@ -167,83 +175,17 @@ def test_an_operation_declares_itself_to_measurements_and_results_alone() -> Non
     assert not [str(each) for each in declared if not each.is_of(*allowed)]
 
 
-def test_the_metrics_of_a_difference_need_no_measurement() -> None:
-    metrics = [f"numdev.measurement.deviation.{name}" for name in ("metrics", "sample")]
-    assert not found(metrics, *inside("measurement.runner", "measurement.protocol", "measurement.operation", "results"))
-
-
-def test_report_reads_results_and_nothing_else() -> None:
-    assert not found(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
-
-
-@pytest.mark.parametrize("framework", ["hydra", "omegaconf"])
-def test_hydra_only_in_the_command_line(framework: str) -> None:
-    assert not found([name for name in MODULES if name not in of("cli")], framework)
-
-
-def test_widgets_only_in_the_explorer() -> None:
-    assert not found([name for name in MODULES if name not in of("explorer")], "ipywidgets")
-    assert not found(["numdev.explorer"], "ipywidgets", "numdev.explorer.widgets", late_too=False)
-
-
-def test_parquet_only_where_tables_are_kept_or_exported() -> None:
-    assert not found([name for name in MODULES if name not in of("report", "results.store")], "pyarrow")
-    assert not found(of("results.store"), "pyarrow", late_too=False)
-
-
-@pytest.mark.parametrize("heavy", ["pandas", "matplotlib", "typst"])
-def test_heavy_libraries_only_in_the_report(heavy: str) -> None:
-    assert not found([name for name in MODULES if name not in of("report")], heavy)
-    late = [name for name in of("report") if name not in ("numdev.report", *of("report.statistics"))]
-    assert not found([name for name in MODULES if name not in of("report")], *late, late_too=False)
-
-
-HOST = ("kernels", "hopper", "launch", "order", "runtime")
-KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
-
-
-def test_triton_nowhere_but_in_kernels() -> None:
-    assert len(KERNELS) >= 5
-    assert not found([name for name in MODULES if name not in KERNELS], "triton")
-
-
-def test_numba_nowhere_but_in_what_it_compiles() -> None:
-    compiled, loading = of("attention.compiled.passes"), of("attention.compiled.passes", "attention.compiled.run")
-    assert len(loading) == 2
-    assert not found([name for name in MODULES if name not in compiled], "numba")
-    assert not found([name for name in MODULES if name not in loading], *loading, late_too=False)
-
-
 # What the kernels may know of attention: value objects, and nothing that computes attention.
-VALUES = (
-    "accepts",
-    "mask",
-    "operations",
-    "precision",
-    "softmax",
-    "tiling",
-)
+VALUES = tuple(f"attention.{name}" for name in ("accepts", "mask", "operations", "precision", "softmax", "tiling"))
 
 
-def test_kernels_know_value_objects_alone() -> None:
-    assert not beyond(of("attention.kernels"), "attention.kernels", *(f"attention.{name}" for name in VALUES))
-
-
-def test_value_objects_know_value_objects_alone() -> None:
-    assert not beyond(of(*(f"attention.{name}" for name in VALUES)), *(f"attention.{name}" for name in VALUES))
-
-
-def test_kernels_are_imported_only_where_one_is_launched() -> None:
-    elsewhere = [name for name in MODULES if name not in of("attention.kernels", "attention.tuning")]
-    assert not found(elsewhere, *KERNELS, late_too=False)
-
-
-def test_the_command_line_is_imported_by_nothing_else() -> None:
-    assert not found([name for name in MODULES if name not in of("cli")], "numdev.cli")
+def test_kernels_and_value_objects_know_value_objects_alone() -> None:
+    assert not beyond(of("attention.kernels"), "attention.kernels", *VALUES)
+    assert not beyond(of(*VALUES), *VALUES)
 
 
 def test_help_and_completion_wait_for_nothing() -> None:
-    entry = (
+    entry = [
         "main",
         "launch",
         "completion",
@@ -255,8 +197,8 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "plain",
         "progress",
         "schema",
-    )
-    quick = of(*(f"cli.{name}" for name in entry))
+    ]
+    quick = of(*(f"cli.{name}" for name in (*entry, "schema")))
     light = ("distributions", "groups", "mask", "precision", "problem", "softmax", "tiling")
     values = of(*(f"attention.{name}" for name in light))
     quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.errors"]

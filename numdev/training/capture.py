@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from numdev.errors import BadInput, NumdevError, Unsupported, one_of
@@ -115,6 +114,8 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         if tensors:
             texts = {"step": str(self._step)} | {layer: json.dumps(note) for layer, note in notes.items()}
             path = self._folder / f"step{self._step:06d}.safetensors"
+            from safetensors.torch import save  # late: this module is imported with the package
+
             write_atomically(path, save({name: tensor.cpu() for name, tensor in tensors.items()}, texts))
             self.paths[self._step] = path
 

@@ -27,9 +27,19 @@ ARROWS = {
 DECLARES = ("attention.operation", "attention.tuning")
 FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "path", "recurrence", "steps")
+SHARED: tuple[str, ...] = (
+    "base",
+    "cost",
+    "counters",
+    "differentiable",
+    "accepted_settings",
+    "over_tiles",
+    "path",
+    "recurrence",
+    "steps",
+)
 SHARED += ("tile_schedule", "vendor.dispatch")
-IMPLEMENTATIONS = ("exact", "naive", "tiled", "instrumented", "triton")
+IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")
 IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
 
 

@@ -95,7 +95,7 @@ class ExactBackward(BackwardPass):
 
     with the relative error `pi u` of P, `pi = 2 ((d + 4) A + 2) + N`, and `A` as in `Exact`: it shrinks with `1 - P` as dS does.
     dQ and dK carry it through their sums; dV errs by `pi + M` for M rows in a sum. The bounds of all are derived in
-    tests/attention/backward/cases.py (`element_bounds`), and the tests compare with multiprecision arithmetic. Two things stay
+    tests/attention/gradients.py (`element_bounds`), and the tests compare with multiprecision arithmetic. Two things stay
     absolute errors: what is below FP64's normal numbers, 2^-1022, and dQ of a row whose largest score is that of several equal
     keys, whose parts of dQ cancel in `dS K`.
     """

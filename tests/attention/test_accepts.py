@@ -38,7 +38,7 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
-from tests.attention.backward.cases import draw_all
+from tests.attention.gradients import draw_all
 from tests.attention.test_instrumented import both, saved_whole, whole
 from tests.cases import draw, lse_of, on
 
@@ -140,44 +140,30 @@ def try_all(lists: list[Accepts], run: Callable[..., Drawn], turns: int) -> None
     assert not [each for accepts, seen in zip(lists, tried, strict=True) for each in untried(accepts, seen)]
 
 
+def by_both(variant: Tiled | TiledBackward, turn: int, mask: Mask) -> Drawn:
+    """By compiled passes and by tensor operations."""
+    if variant.precision.is_random:  # a condition beside the list: the random numbers of a step depend on those before it
+        variant = replace(variant, precision=variant.precision.with_step(inputs="bf16", output="bf16"))
+    inputs = variant.round_inputs(*(draw if isinstance(variant, Tiled) else draw_all)(SIZES, turn))
+    with by(Path.TENSORS):
+        expected = variant(*inputs, mask, 0.3)
+    with by(Path.COMPILED):
+        got = variant(*inputs, mask, 0.3)
+    assert (expected.kernel, got.kernel, got.counters) == ("", COMPILED, expected.counters)
+    return got.tensors(), expected.tensors()
+
+
 def test_compiled() -> None:
     pytest.importorskip("numba")
-
-    def run(turn: int, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> Drawn:
-        if precision.is_random:  # a condition beside the list: the random numbers of a step depend on those before it
-            precision = precision.with_step(inputs="bf16", output="bf16")
-        inputs, variant = precision.round_inputs(*draw(SIZES, turn)), Tiled(precision, tiling, softmax)
-        with by(Path.TENSORS):
-            expected = variant(*inputs, mask, 0.3)
-        with by(Path.COMPILED):
-            got = variant(*inputs, mask, 0.3)
-        assert (expected.kernel, got.kernel, got.counters) == ("", COMPILED, expected.counters)
-        return got.tensors(), expected.tensors()
-
-    listed = rules._RUN.listed
-    try_all([listed["steps"].listed["precision"], TILING, listed["softmax"], listed["mask"]], run, 18)
-
-
-def test_compiled_backward() -> None:
-    pytest.importorskip("numba")
+    listed, backward = rules._RUN.listed, rules._BACKWARD.listed
     forward = Tiled(Precision.parse("kernel_bf16"))
+    lists = [listed["steps"].listed["precision"], TILING, listed["softmax"], listed["mask"]]
+    try_all(lists, lambda turn, *values: by_both(Tiled(*values[:3]), turn, values[3]), 18)
 
-    def run(turn: int, precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> Drawn:
-        if precision.is_random:
-            precision = precision.with_step(inputs="bf16", output="bf16")
-        inputs, variant = (
-            precision.round_inputs(*draw_all(SIZES, turn)),
-            TiledBackward(forward, precision, Tiling(4, 5), recompute),
-        )
-        with by(Path.TENSORS):
-            expected = variant(*inputs, mask, 0.3)
-        with by(Path.COMPILED):
-            got = variant(*inputs, mask, 0.3)
-        assert (expected.kernel, got.kernel, got.counters) == ("", COMPILED, expected.counters)
-        return got.tensors(), expected.tensors()
+    def gradients(turn: int, precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> Drawn:
+        return by_both(TiledBackward(forward, precision, Tiling(4, 5), recompute), turn, mask)
 
-    listed = rules._BACKWARD.listed
-    try_all([listed["steps"].listed["precision"], listed["recompute"], listed["mask"]], run, 18)
+    try_all([backward["steps"].listed["precision"], backward["recompute"], backward["mask"]], gradients, 18)
 
 
 def test_instrumented(device: str) -> None:
@@ -246,22 +232,23 @@ BACKWARD = {"precision": BACKWARD_PLAIN, "recompute": Recompute(exponential=Expo
 HOPPER = {"settings": Triton(), "mask": Mask()}
 
 
-def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
-    found: list[str | None] = []
+def refusal_by_rules(name: str, variant: Tiled | TiledBackward, inputs: tuple[torch.Tensor, ...], mask: Mask) -> str | None:
+    """What the rules of the compiled passes say of a run, which then goes by tensor operations."""
+    reasons: list[str | None] = []
+    rule = getattr(rules, name)
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        name = "numdev.attention.tiled.unsupported_reason"
-        patch.setattr(name, lambda *run: found.append(rules.unsupported_reason(*run)) or "none runs")
-        Tiled(precision, tiling, softmax)(*(x.float() for x in draw(SIZES)), mask, 0.3)
-    return found[0]
+        patch.setattr(f"numdev.attention.tiled.{name}", lambda *run: reasons.append(rule(*run)) or "none runs")
+        variant(*(x.float() for x in inputs), mask, 0.3)
+    return reasons[0]
+
+
+def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
+    return refusal_by_rules("unsupported_reason", Tiled(precision, tiling, softmax), draw(SIZES), mask)
 
 
 def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
-    found: list[str | None] = []
-    with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        name = "numdev.attention.tiled.backward_unsupported_reason"
-        patch.setattr(name, lambda run: found.append(rules.backward_unsupported_reason(run)) or "none runs")
-        TiledBackward(Exact(), precision, Tiling(), recompute)(*(x.float() for x in draw_all(SIZES)), mask, 0.3)
-    return found[0]
+    variant = TiledBackward(Exact(), precision, Tiling(), recompute)
+    return refusal_by_rules("backward_unsupported_reason", variant, draw_all(SIZES), mask)
 
 
 def automatic(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:

@@ -18,7 +18,7 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput, Unsupported
-from tests.attention.backward.cases import draw_all
+from tests.attention.gradients import draw_all
 from tests.cases import MASKS
 
 GOLDEN = Tiled(Precision.golden(), Tiling(2, 3))

@@ -19,7 +19,7 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OutputForDelta
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.errors import BadInput
-from tests.attention.backward.cases import Inputs, bounds, draw_all, element_bounds
+from tests.attention.gradients import Inputs, bounds, draw_all, element_bounds
 from tests.cases import MASKS, U64, Sizes
 from tests.oracles.double_loop import is_fully_masked, visibility
 from tests.oracles.multiprecision import gradients, gradients_by_formula

@@ -18,7 +18,7 @@ from numdev.attention.tile_schedule import Meeting, Sizes, Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
-from tests.attention.backward.cases import POLICIES, draw_all, same
+from tests.attention.gradients import POLICIES, draw_all, same
 from tests.attention.test_tiled_backward import GOLDEN, check_against_exact
 from tests.oracles.backward_double_loop import WalkingLoop
 

@@ -21,7 +21,7 @@ from numdev.attention.softmax import EXPONENTIALS, DeltaForm, Exponential, Outpu
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
-from tests.attention.backward.cases import POLICIES, Inputs, bounds, draw_all, same
+from tests.attention.gradients import POLICIES, Inputs, bounds, draw_all, same
 from tests.cases import U64, Sizes
 from tests.oracles.backward_double_loop import BackwardDoubleLoop
 from tests.oracles.double_loop import is_fully_masked

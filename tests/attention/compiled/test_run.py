@@ -22,7 +22,7 @@ from numdev.attention.softmax import EXPONENTIALS, Exponential, Normalise, Onlin
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from tests.attention.backward.cases import Inputs, draw_all
+from tests.attention.gradients import Inputs, draw_all
 from tests.attention.test_tiled import masks, tilings
 from tests.attention.test_tiled_backward import orders, recomputations
 from tests.cases import MASKS, draw

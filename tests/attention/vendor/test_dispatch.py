@@ -13,9 +13,11 @@ from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.vendor import dispatch as vendor
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput, Unsupported
 from tests.budget import kernel_budget
-from tests.cases import Sizes, draw, on
+from tests.cases import MASKS as ALL_MASKS
+from tests.cases import Sizes, draw, fitted, on
 
 SIZES: Sizes = (2, 4, 4, 64, 64, 32)
 CUDA = torch.cuda.is_available()
@@ -47,6 +49,23 @@ def test_sdpa_is_attention_and_names_its_kernel(backend: Backend, mask: str, dev
 def test_what_needs_a_gpu_says_so(attend: Sdpa | Flex) -> None:
     with pytest.raises(Unsupported, match="CUDA devices"):
         attend(*attend.round_inputs(*draw(SIZES)), Mask())
+
+
+@pytest.mark.parametrize("mask", ALL_MASKS)
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
+def test_vanilla_is_close_to_exact(fmt: Format, mask: str, device: str) -> None:
+    """Within the budget of a kernel, and what the rounding of S adds: `u |S|` in the exponent, |S| being 6 at most here.
+
+    A row that sees nothing is zero.
+    """
+    attend, seen = Vanilla(fmt), fitted(ALL_MASKS[mask], 53)
+    inputs = on(device, attend.round_inputs(*draw((2, 4, 2, 37, 53, 24))))
+    got, golden = attend(*inputs, seen), Exact()(*inputs, seen)
+    bound, _ = kernel_budget(Precision.kernel(fmt), OnlineSoftmax(), *inputs, 24**-0.5, 1)
+    scores = 2 * 6 * fmt.u * float(inputs[2].abs().max())
+    assert float((got.out.double() - golden.out).abs().max()) <= bound + scores
+    assert bool((got.out[golden.lse == float("-inf")] == 0).all())
+    assert got.out.dtype == fmt.dtype
 
 
 def test_rows_without_keys_are_refused(device: str) -> None:

@@ -21,7 +21,7 @@ from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
-from tests.attention.backward.cases import Inputs, draw_all, same
+from tests.attention.gradients import Inputs, draw_all, same
 from tests.attention.kernels.backward_budget import Bounds, Left, backward_budget, of_output
 from tests.attention.vendor.budget import stored_budget
 from tests.budget import kernel_budget

@@ -14,8 +14,7 @@ from numdev.attention.exact import ExactBackward
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
-from tests.attention.backward.cases import Inputs, draw_all
-from tests.attention.backward.checked import check, poison, rounded, same_bits, saved_of, stored
+from tests.attention.gradients import Inputs, check, draw_all, poison, rounded, same_bits, saved_of, stored
 from tests.cases import Sizes
 
 pytestmark = [

@@ -160,13 +160,12 @@ def test_a_scale_that_is_not_positive_and_finite_is_refused(attend: Attention, s
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize(
-    "attend", [SMALL, replace(SMALL, splits=3), Instrumented(Precision.parse("kernel_bf16"), Tiling(16, 16))]
-)
-def test_what_padding_holds_touches_nothing(value: float, attend: Triton | Instrumented, device: str) -> None:
-    attend = replace(attend, kernel=Kernel.PORTABLE) if isinstance(attend, Triton) else attend
-    for causal in (False, True) if attend is SMALL else (True,):
-        padded(attend, (2, 2, 1, 20, 53, 24), (31, 0), value, device, causal=causal)
+@pytest.mark.parametrize("splits", [1, 3, None])
+def test_what_padding_holds_touches_nothing(value: float, splits: int | None, device: str) -> None:
+    """Of the portable kernel, with splits or without, and of the instrumented one."""
+    instrumented = Instrumented(Precision.parse("kernel_bf16"), Tiling(16, 16))
+    attend = instrumented if splits is None else replace(SMALL, splits=splits, kernel=Kernel.PORTABLE)
+    padded(attend, (2, 2, 1, 20, 53, 24), (31, 0), value, device, causal=splits != 3)
 
 
 def padded(

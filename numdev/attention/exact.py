@@ -71,8 +71,7 @@ class Exact(Attention):
         for start in range(0, queries, step):
             stop = min(start + step, queries)
             scores = product(grouped[..., start:stop, :], transposed).mul_(factor)
-            visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
-            visible = None if visible is None else visible[:, :, None]
+            visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device)
             scores = _seen(scores, visible, NEVER)
             m = scores.amax(-1, keepdim=True)
             m.masked_fill_(m == NEVER, 0.0)
@@ -139,8 +138,7 @@ class ExactBackward(BackwardPass):
         for start in range(0, queries, step):
             stop = min(start + step, queries)
             rows = (..., slice(start, stop), slice(None))
-            visible = mask.visible(queries, keys, (start, stop), (0, keys), q.device)
-            visible = None if visible is None else visible[:, :, None]
+            visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device)
             turned = None if visible is None else visible.mT
             s = _seen(product(q[rows], k_turned).mul_(factor), visible, NEVER)
             dp = product(do[rows], v_turned)

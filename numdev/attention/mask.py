@@ -101,6 +101,13 @@ class Mask:
             seen = seen & (key < lengths)
         return seen
 
+    def seen(
+        self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device
+    ) -> Bool[torch.Tensor, "batch_or_1 1 1 rows columns"] | None:
+        """See `visible`, of heads that are grouped by the KV head that they share."""
+        visible = self.visible(queries, keys, rows, columns, device)
+        return None if visible is None else visible[:, :, None]
+
     def _all_visible(self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
         first, last = rows[0] + keys - queries, rows[1] - 1 + keys - queries
         near = self.window is None or (last - columns[0] < self.window and columns[1] - 1 - first < self.window)

@@ -86,8 +86,7 @@ class Naive(Attention):
         step = whole_blocks(_WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * keys), carrier)
         for start in range(0, queries, step):
             rows = (start, min(start + step, queries))
-            visible = mask.visible(queries, keys, rows, (0, keys), q.device)
-            visible = None if visible is None else visible[:, :, None]
+            visible = mask.seen(queries, keys, rows, (0, keys), q.device)
             block = grouped[..., slice(*rows), :]
             steps.at(0, 0, start)
             out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, visible, factor)
@@ -174,15 +173,18 @@ class NaiveBackward(BackwardPass):
         return Passes(attend, backward, both)
 
     def _prepared(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Callable[[], Gradients]:
-        """The backward pass as a call; P is computed and stored before."""
+        """The backward pass as a call; P is computed and stored before, 0 where a row does not see a key."""
         q, k, v, do = inputs
         check_backward_shapes(q, k, v, do, mask)
         (queries, keys), kv_heads, factor = (q.shape[-2], k.shape[-2]), k.shape[1], softmax_scale(q, scale)
         k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))
         q, do = group_heads(q, kv_heads), group_heads(do, kv_heads)
-        visible = mask.visible(queries, keys, (0, queries), (0, keys), q.device)
-        visible = None if visible is None else visible[:, :, None]
-        p = self._stored(q, k, visible, factor).to(self.precision.carrier)
+        visible = mask.seen(queries, keys, (0, queries), (0, keys), q.device)
+        steps = Steps.of(self.forward, queries)
+        steps.at(0, 0, 0)
+        p, _ = _exponentials(steps, q.to(steps.carrier), k.to(steps.carrier).mT, visible, factor)
+        p = steps.share(p, steps.row_sum(p))
+        p = (p if visible is None else p.masked_fill_(~visible, 0.0)).to(self.precision.carrier)
         carried = tuple(x.to(self.precision.carrier) for x in (q, k, v, do))
         return lambda: self._gradients(carried, p, visible, factor)
 
@@ -209,11 +211,3 @@ class NaiveBackward(BackwardPass):
         steps.at(END, 0, 0)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2))
-
-    def _stored(self, q: Tensor, k: Tensor, visible: Tensor | None, factor: float) -> Tensor:
-        """P as the forward pass stores it, 0 where a row does not see a key; what `Naive` multiplies with V."""
-        steps = Steps.of(self.forward, q.shape[-2])
-        steps.at(0, 0, 0)
-        p, _ = _exponentials(steps, q.to(steps.carrier), k.to(steps.carrier).mT, visible, factor)
-        p = steps.share(p, steps.row_sum(p))
-        return p if visible is None else p.masked_fill_(~visible, 0.0)

@@ -38,6 +38,8 @@ class AttentionWorkload(Workload):
     longer than timing the call.
     """
 
+    backward: ClassVar[bool] = False
+
     def sample(self, problem: Problem) -> Problem:
         """The problem of the first batch entry and the query heads that share one KV head."""
         shape, mask = problem.shape, problem.mask
@@ -55,8 +57,12 @@ class AttentionWorkload(Workload):
         return output[:1, : problem.shape.heads // problem.shape.kv_heads]
 
     def needed_bytes(self, problem: Problem, variant: Implementation) -> int:
-        """q, k, v and the output, and S and P of an implementation that holds all scores in memory."""
-        return _needed_bytes(problem, variant, tensors=2, scores=2)
+        """q, k, v, what is returned, and S and P of an implementation that holds all scores; the backward pass needs more."""
+        shape, model, tensors, scores = problem.shape, variant.cost_model(KernelLaunch()), *((4, 3) if self.backward else (2, 2))
+        needed = (variant.storage or torch.float32).itemsize * tensors * (math.prod(shape.q) + math.prod(shape.kv))
+        if model is not None and model.holds_scores:
+            needed += scores * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
+        return needed
 
     def size(self, problem: Problem) -> tuple[float, ...]:
         """Rows of queries and keys, and visible pairs of the two, over heads and batch entries, times head_dim."""
@@ -74,7 +80,7 @@ class AttentionWorkload(Workload):
 
     def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of the kernel that ran."""
-        return _forward_cost(problem, variant.cost_model(output.launch), device)
+        return _cost(problem, variant.cost_model(output.launch), device, backward=self.backward)
 
     def is_tf32(self, variant: Implementation) -> bool:
         return variant.is_tf32
@@ -94,6 +100,7 @@ class AttentionWorkload(Workload):
 class BackwardWorkload(AttentionWorkload):
     """The backward pass alone is timed, from what one forward pass left; beside it the forward pass, and both together."""
 
+    backward: ClassVar[bool] = True
     beside: ClassVar[Mapping[str, str]] = MappingProxyType(
         {"forward": "the forward pass alone", "both": "the forward pass and then the backward pass"}
     )
@@ -107,40 +114,19 @@ class BackwardWorkload(AttentionWorkload):
     ) -> dict[str, Beside]:
         q, k, v, do = inputs
         passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
-        attend, launch = variant.forward_pass, passes.forward().launch
-        model = attend.cost_model(launch) if isinstance(attend, Implementation) else None
-        forward, backward = _forward_cost(problem, model, device), self.cost(problem, variant, passes.backward(), device)
+        model = variant.forward_pass.cost_model(passes.forward().launch)
+        forward, backward = _cost(problem, model, device), self.cost(problem, variant, passes.backward(), device)
         algorithm = forward.algorithm if forward.algorithm == backward.algorithm else ""
         both = Cost(forward.operations + backward.operations, algorithm, forward.model_bytes + backward.model_bytes)
         return {"forward": (passes.forward, forward), "both": (passes.both, both)}
 
-    def needed_bytes(self, problem: Problem, variant: Implementation) -> int:
-        """q, k, v, dO, O and the gradients, and S, P and dP of an implementation that holds all scores in memory."""
-        return _needed_bytes(problem, variant, tensors=4, scores=3)
 
-    def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
-        """By the variant's own model of the kernel that ran."""
-        operations, model = cost.backward_operations(problem), variant.cost_model(output.launch)
-        return _as_cost(operations, None if model is None else cost.cost_of(problem, model, device, backward=True))
-
-
-def _needed_bytes(problem: Problem, variant: Implementation, tensors: int, scores: int) -> int:
-    """So many tensors like q and like k, and matrices of scores where the variant holds them."""
-    shape, model = problem.shape, variant.cost_model(KernelLaunch())
-    needed = (variant.storage or torch.float32).itemsize * tensors * (math.prod(shape.q) + math.prod(shape.kv))
-    if model is not None and model.holds_scores:
-        needed += scores * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
-    return needed
-
-
-def _forward_cost(problem: Problem, model: CostModel | None, device: torch.device) -> Cost:
-    """Of a forward pass by the model of an implementation, if it has one."""
-    return _as_cost(cost.operations(problem), None if model is None else cost.cost_of(problem, model, device))
-
-
-def _as_cost(operations: int, modelled: cost.Cost | None) -> Cost:
-    if modelled is None:
+def _cost(problem: Problem, model: CostModel | None, device: torch.device, *, backward: bool = False) -> Cost:
+    """Of a pass by the model of an implementation, if it has one."""
+    operations = (cost.backward_operations if backward else cost.operations)(problem)
+    if model is None:
         return Cost(operations)
+    modelled = cost.cost_of(problem, model, device, backward=backward)
     return Cost(operations, modelled.algorithm.value, modelled.bytes, modelled.br)
 
 
@@ -151,21 +137,11 @@ def environment(device: torch.device) -> dict[str, str]:
     return {"triton": f"{triton_version()} interpreted", "launch_table": launch_digest()} if interpreting() else {}
 
 
-def settings() -> tuple[Column, ...]:
+def settings(*, backward: bool = False) -> tuple[Column, ...]:
     """Every setting of a problem and of a variant."""
-    from numdev.attention import dictionary  # late: it imports every implementation
+    from numdev.attention import dictionary as known  # late: it imports every implementation
 
-    return _columns(dictionary.PROBLEM, dictionary.VARIANT)
-
-
-def backward_settings() -> tuple[Column, ...]:
-    """Every setting of a problem and of a variant with gradients."""
-    from numdev.attention import dictionary  # late: it imports every implementation
-
-    return _columns(dictionary.BACKWARD_PROBLEM, dictionary.BACKWARD_VARIANT)
-
-
-def _columns(problem: Mapping[str, tuple[str, str]], variant: Mapping[str, tuple[str, str]]) -> tuple[Column, ...]:
+    problem, variant = (known.BACKWARD_PROBLEM, known.BACKWARD_VARIANT) if backward else (known.PROBLEM, known.VARIANT)
     parts = {"problem": problem, "variant": variant}
     return tuple(Column(f"{part}.{name}", *text) for part, texts in parts.items() for name, text in texts.items())
 
@@ -225,7 +201,7 @@ ATTENTION_BACKWARD = Operation(
     ),
     steps=tuple(field.name for field in fields(BackwardPrecision)),
     counters=tuple(Column(name, unit, text) for name, (unit, text) in BACKWARD_COUNTERS.items()),
-    settings=backward_settings,
+    settings=partial(settings, backward=True),
     facts=facts,
     environment=environment,
     workload=BackwardWorkload(),

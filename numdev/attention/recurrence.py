@@ -79,9 +79,8 @@ class Rows:
             return
         run.steps.at(self._split, index, first)
         s = run.steps.scores(run.q[..., first:last, :], run.k[..., slice(*tile), :].mT, run.factor)
-        visible = run.mask.visible(queries, keys, (first, last), tile, s.device)
+        visible = run.mask.seen(queries, keys, (first, last), tile, s.device)
         if visible is not None:
-            visible = visible[:, :, None]
             s.masked_fill_(~visible, NEVER)
         self._update(slice(first - self._first, last - self._first), s, run.v[..., slice(*tile), :], visible, first)
 
@@ -234,11 +233,10 @@ class BackwardRun:
         exponential = self.recompute.exponential
         factor = self.factor * LOG2_E if exponential.binary else self.factor
         s = steps.scores(self.q[here], self.k[..., there, :].mT, factor)
-        visible = self.mask.visible(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device)
+        visible = self.mask.seen(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device)
         lse = self.lse[here]
         s.masked_fill_(lse == NEVER, NEVER)
         if visible is not None:
-            visible = visible[:, :, None]
             s.masked_fill_(~visible, NEVER)
         p = steps.exponential(s, lse, exponential)
         dp = steps.dp(self.do[here], self.v[..., there, :])

@@ -89,7 +89,7 @@ def _setting(name: str, one: Any, of: str = "", default: object = MISSING) -> st
 def _of_options() -> Iterator[str]:
     """The settings that an option alone has."""
     from numdev.attention.groups import preset, presets
-    from numdev.cli import nodes
+    from numdev.cli import build
     from numdev.settings import declared
 
     known = set()
@@ -98,7 +98,7 @@ def _of_options() -> Iterator[str]:
         for option, leaf in sorted((files | {option: preset(group, option) for option in presets(group)}).items()):
             inner = {f"{group}.{name}": leaf[name] for name in ("source", "data") if name in leaf}
             for name, node in (inner if "source" in leaf else {group: leaf} | inner).items():
-                kind = nodes.made_by(node["_target_"])
+                kind = build.made_by(node["_target_"])
                 for one in declared(kind) if kind else ():
                     if one.name in node and (name, one.name, option) not in known:
                         known.add((name, one.name, option))
@@ -111,8 +111,8 @@ def _stated(value: object) -> str:
 
 def honoured() -> Iterator[str]:
     """The settings that each variant and each baseline reads, a group's name with a star for all of its settings."""
+    from numdev.cli.build import accepted_by
     from numdev.cli.compose import Composer, composer, config_folder
-    from numdev.cli.honoured import accepted_by
 
     def told(known: Composer, honoured: frozenset[str], family: str = "") -> str:
         groups = dict.fromkeys((*GROUPS, "forward_precision", "recompute"))
@@ -130,7 +130,7 @@ def honoured() -> Iterator[str]:
     for operation, group in (("attention", "attention"), ("attention_backward", "backward"), ("attention", "baseline")):
         known = composer((config_folder(),), operation=operation)
         for option in known.library.options(group):
-            accepted = accepted_by({**known.values(), **known.values(group, option)}, group)
+            accepted = accepted_by(known.values({group: option}), group)
             yield f"| `{group}={option}` | {told(known, accepted.names, accepted.family)} |"
 
 

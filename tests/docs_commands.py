@@ -7,7 +7,6 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +14,16 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from numdev.cli import build, compare, launch, plotted, tune
+from numdev.cli import build, launch, studies, tools
 from numdev.cli.commands import refuse_unknown
-from numdev.cli.compose import Library, Request, composer, config_folder, flat, register, study_fields
-from numdev.cli.expand import Expander
+from numdev.cli.compose import config_folder, plain, register, study_fields
 from numdev.cli.main import COMMANDS
-from numdev.cli.studies import explicit
+from numdev.cli.point import request_of
 from numdev.report.comparison.changes import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 _PLUGINS = ("hydra/launcher=", "hydra.launcher.", "hydra/sweeper=", "hydra.sweeper.")  # packages that numdev does not depend on
-
-
-_NO_POINT = (
-    "operation study studies out plot timing counters device results fresh shard shards workers objective output head seed"
-)
-_NO_POINT += " seed subject reference format"
 
 
 @dataclass(frozen=True)
@@ -80,20 +72,17 @@ def check_numdev(words: list[str], folder: Path) -> None:
     assert command in COMMANDS
     if "--help" in rest:
         return
-    if command == "studies":
-        assert rest == []
-    elif command == "compare":
-        given = compare.parser().read(rest)
-        Criterion(given.metric, given.reference, compare.tolerance(given.tolerance))
-    elif command == "tune":
-        tune.parser().read(rest)
+    if command in tools.COMMANDS:
+        settings = tools.COMMANDS[command][1].read(rest)
+        if command == "compare":
+            Criterion(settings.metric, settings.reference, tools.tolerance(settings.tolerance))
     else:
         check_hydra(command, rest, folder)
 
 
 def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
     kept = [
-        text for text in launch.ordered(command, [plotted.braced(text) for text in arguments]) if not text.startswith(_PLUGINS)
+        text for text in launch.ordered(command, [launch.braced(text) for text in arguments]) if not text.startswith(_PLUGINS)
     ]
     folders = [config_folder()]
     if "--config-dir" in kept:
@@ -110,15 +99,10 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
             hydra = cfg.hydra
             OmegaConf.set_struct(cfg, False)
             del cfg["hydra"]
-            refuse_unknown(cfg, groups=hydra.runtime.choices)
-            composed.append((cfg, hydra, job))
-    for cfg, hydra, job in (
-        composed if command != "report" else ()
-    ):  # behind the context, in which Hydra searches its folder alone
-        check_points(command, cfg, hydra, job, library(tuple(folders)))
-
-
-library = lru_cache(maxsize=8)(Library)  # each file is read once
+            refuse_unknown(cfg, hydra.runtime.choices)
+            composed.append((cfg, hydra))
+    for cfg, hydra in composed if command != "report" else ():  # behind the context, in which Hydra searches its folder alone
+        check_points(command, cfg, hydra)
 
 
 def jobs(overrides: list[str]) -> Iterator[list[str]]:
@@ -132,22 +116,15 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
         yield [values[min(i, len(values) - 1)] for values in sweeps]
 
 
-def check_points(command: str, cfg: Any, hydra: Any, job: list[str], files: Library) -> None:
-    name = launch.CONFIGS[command]
-    operation = hydra.runtime.choices["operation"]
-    groups = composer(files.folders, name, operation).choices
-    of_point = [str(key) for key in cfg if key not in _NO_POINT.split()]
-    expander = Expander(files, explicit(job, hydra.runtime.choices, cfg, of_point, groups), name=name, operation=operation)
+def check_points(command: str, cfg: Any, hydra: Any) -> None:
+    expander = studies.expander(hydra, cfg, command)
     if command == "paper":
-        points = [point for name in cfg.studies for point in expander.study(name, files.study(name)).points]
+        points = [point for name in cfg.studies for point in expander.study(name, expander.library.study(name)).points]
     elif command == "map" or cfg.study is None:
-        config: dict[str, Any] = OmegaConf.to_container(cfg, resolve=False)  # type: ignore[assignment]
-        raw = {"seeds": None} | dict(flat(config))
-        options = {group: str(hydra.runtime.choices[group]) for group in expander.composer.choices}
-        points = [build.point(Request(raw, expander.composer.said(raw, expander.task), options))]
+        points = [build.point(request_of(cfg, hydra, expander, **({} if "seeds" in cfg else {"seeds": None})))]
     else:
         name = hydra.runtime.choices["study"]
-        points = [*expander.study(name, study_fields(name, OmegaConf.to_container(cfg.study))).points]  # type: ignore[arg-type]
+        points = [*expander.study(name, study_fields(name, plain(cfg.study))).points]
     assert points
     assert [point.refused for point in points if point.refused] == []
     assert command != "speed" or all(point.baseline is None for point in points)

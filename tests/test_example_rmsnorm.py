@@ -15,7 +15,7 @@ import torch
 
 from numdev import settings
 from numdev.arithmetic.formats import Format
-from numdev.cli import nodes
+from numdev.cli import build
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
@@ -101,7 +101,7 @@ def no_module_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [path for path in sys.path if Path(path) != EXAMPLE])
     for name in [name for name in sys.modules if name.partition(".")[0] == "rmsnorm"]:
         monkeypatch.delitem(sys.modules, name)
-    caches: tuple[Any, ...] = (nodes._located, settings.types_of, settings._parameters)
+    caches: tuple[Any, ...] = (build.located, settings.types_of, settings._parameters)
     for kept in caches:  # they hold classes of other tests' modules
         kept.cache_clear()
 

@@ -1,16 +1,29 @@
-"""From a configuration to a point: what is measured, on what, and against what, of any operation."""
+"""From a request to a point: the objects that its nodes make, and every explicit setting read by them, or refused.
+
+A class that declares `accepted_settings` lists the settings that it reads; any other class reads the arguments of its own node,
+and what they refer to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
-from numdev.cli import honoured, nodes
-from numdev.cli.compose import Request
-from numdev.errors import BadInput
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+
+from numdev.attention.accepted_settings import AcceptedSettings
+from numdev.attention.base import Implementation
+from numdev.cli import schema
+from numdev.cli.compose import Flat, Library, Request, config_folder, reference
+from numdev.errors import BadInput, NotHonoured
 from numdev.results.study import Refused, StudyPoint
+from numdev.settings import make, types_of
+
+TARGET = "_target_"
+Reasons = Iterable[tuple[str, str]]  # a setting, and why it is refused
 
 
 @runtime_checkable
@@ -37,18 +50,39 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    honoured.check(request)
+    if request.foreign:
+        raise request.foreign[0]
+    _refuse(request, _unread(request))
     config = request.config
-    variant, problem = nodes.build(config, "variant"), nodes.build(config, "problem")
-    honoured.check_built(request, variant, problem)
-    baseline = nodes.build(config, "baseline")
+    try:
+        return _point(request, config, scenario, dict(labels or {}))
+    except BadInput as error:
+        field = _place(request.raw, error.field)  # of what refers to another setting, as problem.queries to problem.n
+        if type(error) is not BadInput or field == error.field:
+            raise
+        raise BadInput(field, error.value, error.mend) from None
+
+
+def _point(request: Request, config: Mapping[str, Any], scenario: str, labels: dict[str, Any]) -> StudyPoint:
+    variant, problem = node(config, "variant"), node(config, "problem")
+    _refuse(request, _without_effect(request, variant, problem))
+    baseline = node(config, "baseline")
     if isinstance(baseline, Rule):
         if not isinstance(problem, _problem_of(type(baseline).of)):
-            mend = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
-            raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), mend)
+            hint = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
+            raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), hint)
         baseline = baseline.of(variant, problem)
-    honoured.check_effective(request, baseline, problem)
-    return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
+    _refuse(request, _ineffective(baseline, problem))
+    return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, labels)
+
+
+def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
+    """The place of a point that cannot be measured as it is stated."""
+    entries = (f"{name}={label}" for name, label in labels.items())
+    foreign = (f"{error.field}={error.value}" for error in request.foreign)
+    text = " ".join(dict.fromkeys([*map(str, request.said.values()), *foreign, *entries]))
+    variant, problem = Refused(kind_of(request).rpartition("=")[2], text), node(request.config, "problem")
+    return StudyPoint(problem, variant, None, problem.replicates(_seeds(request.config)), scenario, dict(labels), reason)
 
 
 @lru_cache(maxsize=64)
@@ -61,19 +95,181 @@ def _problem_of(rule: Callable[..., Any]) -> type:
     return kind if isinstance(kind, type) and kind is not Any else object
 
 
-def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
-    """The place of a point that cannot be measured as it is stated."""
-    config = request.config
-    places = (f"{name}={label}" for name, label in labels.items())
-    foreign = (f"{error.field}={error.value}" for error in request.foreign)
-    stated = " ".join(dict.fromkeys([*map(str, request.said.values()), *foreign, *places]))
-    variant = Refused(honoured.kind_of(request).rpartition("=")[2], stated)
-    problem = nodes.build(config, "problem")
-    return StudyPoint(problem, variant, None, problem.replicates(_seeds(config)), scenario, dict(labels), reason)
-
-
 def _seeds(config: Mapping[str, Any]) -> int | None:
     seeds: int | None = config["seeds"]
-    if seeds is not None and seeds < 1:
+    if seeds is not None and (not isinstance(seeds, int) or seeds < 1):
         raise BadInput("seeds", seeds, "give the number of replicates, at least 1")
     return seeds
+
+
+def node(config: Mapping[str, Any], path: str) -> Any:
+    """The object of a node, with those of the nodes that it holds or refers to; see `numdev.settings.make`.
+
+    Args:
+        config: the whole configuration, nested, whose references to values are resolved; those to nodes are not.
+        path: of the node, with dots. One without `_target_` is its value.
+
+    Raises:
+        BadInput: naming the setting.
+    """
+    return _built(config, path, at(config, path))
+
+
+def _built(config: Mapping[str, Any], path: str, value: Any) -> Any:
+    if isinstance(value, str):
+        name = reference(value, path) if "${" in value else None
+        return value if name is None else _built(config, name, at(config, name))
+    if not isinstance(value, Mapping) or TARGET not in value:
+        return value
+    own = {name: _built(config, f"{path}.{name}", one) for name, one in value.items() if not name.startswith("_")}
+    try:
+        target = located(value[TARGET])
+    except InstantiationException as error:
+        raise BadInput(f"{path}.{TARGET}", value[TARGET], " ".join(str(error).split())) from None
+    return make(target, own, path)
+
+
+def at(config: Mapping[str, Any], path: str) -> Any:
+    """The node or value of a dotted path."""
+    value: Any = config
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+@lru_cache(maxsize=256)
+def located(name: str) -> Callable[..., Any]:
+    """The class or function of a `_target_`."""
+    made: Any = instantiate({TARGET: name, "_partial_": True})  # `get_object` logs an error before it raises it
+    target: Callable[..., Any] = made.func
+    return target
+
+
+def made_by(name: str) -> type | None:
+    """The class of the object that a `_target_` makes, if it is known."""
+    target = located(name)
+    kind = target if isinstance(target, type) else types_of(target).get("return")
+    return kind if isinstance(kind, type) else None
+
+
+def kind_of(request: Request) -> str:
+    """The measured option, such as `attention=sdpa`; the name of the class for a variant that is not an option of a group."""
+    place = _implementation(request.raw)
+    if place in request.options:
+        return f"{place}={request.options[place]}"
+    return str(request.raw[f"{place}.{TARGET}"]).rpartition(".")[2]
+
+
+def reads(request: Request) -> frozenset[str]:
+    """Every setting that the point of a request reads, and the nodes that hold it: an option may state its group alone."""
+    raw = request.raw
+    variant = _place(raw, "variant")
+    read = {"seeds", variant, "problem", "baseline"} | accepted_by(raw, variant).names
+    read |= settings_of(raw, "problem") | settings_of(raw, "baseline")
+    return frozenset(read | {name.rpartition(".")[0] for name in read})
+
+
+def accepted_by(raw: Flat, path: str) -> AcceptedSettings:
+    """The settings that a node reads: those that its class declares, or its arguments."""
+    return _declared_by(raw, path) or AcceptedSettings(settings_of(raw, path))
+
+
+def settings_of(raw: Flat, path: str) -> frozenset[str]:
+    """The arguments of a node and of those in it, and the settings that they refer to, directly or through another node."""
+    names: set[str] = set()
+    waiting = [path]
+    while waiting:
+        prefix = waiting.pop()
+        if prefix != path and (declared := _declared_by(raw, prefix)) is not None:
+            names |= {prefix, *declared.names}
+            continue
+        for name, value in raw.items():
+            if (name == prefix or name.startswith(f"{prefix}.")) and name not in names and "._" not in name:
+                names.add(name)
+                if isinstance(value, str) and (target := reference(value, name)) is not None:
+                    waiting.append(target)
+    return frozenset(names)
+
+
+def _declared_by(raw: Flat, path: str) -> AcceptedSettings | None:
+    """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
+    name = raw.get(f"{path}.{TARGET}")
+    declared = getattr(made_by(name) if name else None, "accepted_settings", None)  # which a class of another operation need not have
+    return declared if isinstance(declared, AcceptedSettings) else None
+
+
+def _place(raw: Flat, path: str) -> str:
+    """The path of the node that a node refers to; its own path if it is not a reference."""
+    value = raw.get(path)
+    target = reference(value, path) if isinstance(value, str) else None
+    return path if target is None else _place(raw, target)
+
+
+def _implementation(raw: Flat) -> str:
+    """The node within the variant whose class declares what it accepts; otherwise the node of the variant."""
+    variant = _place(raw, "variant")
+    for name, value in raw.items():
+        target = reference(value, name) if isinstance(value, str) and name.startswith(f"{variant}.") else None
+        if target is not None and _declared_by(raw, target) is not None:
+            return target
+    return variant
+
+
+def _refuse(request: Request, reasons: Reasons) -> None:
+    for name, why in reasons:
+        if name in request.said:
+            raise NotHonoured(request.said[name].name, request.said[name].value, why)
+
+
+def _unread(request: Request) -> Iterator[tuple[str, str]]:
+    """The explicit settings that nothing reads, and those that others override completely."""
+    said, raw, read = request.said, request.raw, reads(request)
+    unread = [name for name in said if name not in read]
+    if unread:
+        first, *others = unread
+        place, option = _implementation(raw), kind_of(request)
+        why = accepted_by(raw, place).refusal(first, option)
+        able = [one for one, settings in _accepted_by_options(place) if settings.issuperset(unread)]
+        hint = f", or take {place}={' or '.join([', '.join(able[:-1]), able[-1]] if able[1:] else able)}" if able else ""
+        also = "".join(f", nor {name}" for name in others)
+        leave = f"leave {'them' if others else 'it'} out"
+        yield first, why or f"{option} does not read {_called(request, first)}{also}; {leave}{hint}"
+    for name, one in schema.settings().items():
+        if (
+            one.overruled is None or name not in said or said[name].name != name
+        ):  # by the file of an option, which values override
+            continue
+        by = [f"{name.partition('.')[0]}.{other}" for other in one.overruled.by]
+        if all(other in said and said[other].name == other and one.overruled.value in (None, raw[other]) for other in by):
+            yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
+
+
+@lru_cache(maxsize=32)
+def _accepted_by_options(group: str) -> list[tuple[str, frozenset[str]]]:
+    """The options of numdev's own files of a group, with the settings that each declares to read."""
+    library = Library((config_folder(),))
+    leaves = {option: dict(library.leaf(group, option)) for option in library.options(group)}
+    declared = {option: _declared_by({f"{group}.{TARGET}": leaf.get(TARGET)}, group) for option, leaf in leaves.items()}
+    return [(option, accepted.names) for option, accepted in declared.items() if accepted is not None]
+
+
+def _called(request: Request, name: str) -> str:
+    return "it" if request.said[name].name == name else f"{name}, which it states"
+
+
+def _without_effect(request: Request, variant: Any, problem: Any) -> Iterator[tuple[str, str]]:
+    """The settings that a variant reads under another setting alone, and those whose values change nothing on the problem."""
+    parts = [variant]
+    if not isinstance(variant, Implementation) and is_dataclass(variant):  # it holds the one that says what it reads
+        parts = [getattr(variant, field.name) for field in fields(variant)]
+    for part in parts:
+        for name, reader in part.idle.items() if isinstance(part, Implementation) else ():
+            if name in request.said:
+                called = _called(request, name)
+                yield name, f"{kind_of(request)} reads {called} only with {reader}; leave it out, or give {reader} too"
+        yield from _ineffective(part, problem)
+
+
+def _ineffective(made: Any, problem: Any) -> Iterator[tuple[str, str]]:
+    for error in made.ineffective(getattr(problem, "shape", None)) if isinstance(made, Implementation) else ():
+        yield error.field, error.mend

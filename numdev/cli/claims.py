@@ -1,131 +1,107 @@
-"""Claims as a study's file states them, each field checked against the study's axes and the metrics of its operation."""
+"""Claims, plots and figures as a study's file states them, each field checked against the study's axes and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from numdev.cli.compose import mapping
-from numdev.cli.plots import function
+from omegaconf import OmegaConf
+
+from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput, one_of
-from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Reference
+from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement
 from numdev.results.manifest import EntryRole
-from numdev.settings import choice
+from numdev.settings import choice, make
 
 Axes = Mapping[str, Sequence[Any]]  # the entries of each
 
-_FIELDS = {one.name: str(one.type) for one in fields(ClaimStatement)}
-_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "str": (lambda value: isinstance(value, str), "give text"),
-    "float | None": (lambda value: isinstance(value, (int, float)) and not isinstance(value, bool), "give a number"),
-    "bool": (lambda value: isinstance(value, bool), "give true or false"),
-    "bool | None": (lambda value: isinstance(value, bool), "give true or false"),
-}
+_FIELDS = tuple(one.name for one in fields(ClaimStatement))
 _OF_A_PART = ("metric", "reference", "kind", "where", "over", "of", "to", "above", "below", "margin", "each", "condition", "also")
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+_REFERENCES = ("golden", "golden_same_inputs", "baseline")
+_OF_PLOTS = tuple(one.name for one in fields(PlotConfig))
+_OF_POINTS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # columns of every study, beside its axes
+_DRAWN = ("draw", "about", "options", "title", "needs", "table", "files")  # of a figure that a function draws
 
 
-@dataclass(frozen=True)
-class Comparable:
-    """The figures that the claims of a study may compare.
-
-    Attributes:
-        figures: by name; of deviations as `output.metric`.
-        beside: those that every point has of its baseline too; None where all have one.
-        lacks: why `reference` and `to: baseline` mean nothing for a figure, where it is no deviation of an output.
-    """
-
-    figures: Sequence[str]
-    beside: Collection[str] | None = None
-    lacks: str = ""
+def mapping(where: str, value: Any) -> Mapping[str, Any]:
+    """Settings with their values; nothing at all states nothing."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise BadInput(where, value, "give settings with their values, {setting: value}")
+    return value
 
 
-def claims_of(claims: Any, axes: Axes, known: Callable[[], Comparable]) -> tuple[str | ClaimStatement, ...]:
+def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> tuple[str | ClaimStatement, ...]:
     """The claims of a study: a name of one that ships with numdev as it is, and each that the file states.
 
     Args:
         claims: the field `claims` of the study's file.
         axes: the entries of every axis in any scenario.
-        known: what there is to compare.
+        metrics: what there is to compare.
 
     Raises:
         BadInput: naming the field, as in `claims[1].metric`.
     """
     if not isinstance(claims, (list, tuple)):
         raise BadInput("claims", claims, "give a list of claims")
-    return tuple(one if isinstance(one, str) else _Reader(f"claims[{i}]", axes, known).claim(one) for i, one in enumerate(claims))
+    return tuple(one if isinstance(one, str) else _Claim(f"claims[{i}]", axes, metrics).read(one) for i, one in enumerate(claims))
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _Claim:
     """Reads one claim; `where` it stands in the file, for the errors."""
 
     where: str
     axes: Axes
-    known: Callable[[], Comparable]
+    metrics: Collection[str]
 
-    def claim(self, own: Any) -> ClaimStatement:
+    def read(self, own: Any) -> ClaimStatement:
         if not isinstance(own, Mapping):
             hint = f"give the fields of a claim, {', '.join(_FIELDS)}, or the name of one that numdev ships"
             raise BadInput(self.where, own, hint)
         parts = mapping(f"{self.where}.parts", own.get("parts"))
-        values = self._fields(own, _FIELDS)
         for name, part in parts.items():
-            inner = _Reader(f"{self.where}.parts.{name}", self.axes, self.known)
-            own = inner._fields(mapping(inner.where, part), _OF_A_PART)
-            inner._made(values | own | {"parts": {}, "result": "", "finding": ""}, whole=False)
-        return self._made(values, whole=not parts)
+            inner = _Claim(f"{self.where}.parts.{name}", self.axes, self.metrics)
+            differs = mapping(inner.where, part)
+            inner._check_names(differs, _OF_A_PART)
+            whole = {key: value for key, value in own.items() if key not in ("parts", "result", "finding")}
+            inner._made({**whole, **differs}, judged_by_bounds=False)
+        return self._made(own, judged_by_bounds=not parts)
 
-    def _made(self, values: Mapping[str, Any], *, whole: bool) -> ClaimStatement:
+    def _check_names(self, own: Mapping[str, Any], known: Collection[str]) -> None:
+        for name, value in own.items():
+            if name not in known:
+                raise BadInput(f"{self.where}.{name}", value, f"a claim has no such field; {one_of(name, known)}")
+
+    def _made(self, own: Mapping[str, Any], *, judged_by_bounds: bool) -> ClaimStatement:
+        """The claim of some fields, each checked."""
+        self._check_names(own, _FIELDS)
+        for name in ("where", "of", "to"):
+            if not (name == "to" and own.get(name) in (None, BASELINE)):
+                self._check_entries(f"{self.where}.{name}", own.get(name))
+        is_one_value = not (own.get("judge") or own.get("parts"))
         try:
-            is_one_value = not values.get("judge") and not values.get("parts")
-            if is_one_value and values.get("kind") is not None and values.get("metric") not in (figures := self.known().figures):
-                raise BadInput("metric", values.get("metric"), one_of(values.get("metric"), figures, most=12))
-            claim = ClaimStatement(**values)
-            if is_one_value:
-                self._check_meaning(claim, values)
-            if whole and not claim.judge and not claim.is_bounded:
+            if not isinstance(own.get("order", []), list):
+                raise BadInput("order", own["order"], "give a list of entries, the one with the largest metric first")
+            claim = make(ClaimStatement, {name: value for name, value in own.items() if value is not None}, self.where)
+            if claim.judge:
+                function("judge", claim.judge)
+            if is_one_value and claim.metric not in self.metrics:
+                raise BadInput("metric", own.get("metric"), one_of(own.get("metric"), self.metrics, most=12))
+            for axis in filter(None, (claim.over, claim.each) if is_one_value else ()):
+                self._check_axis(claim, axis)
+            for entry in claim.order:
+                self._check_entry(f"{self.where}.order", entry, claim.over)
+            if judged_by_bounds and not claim.judge and not claim.is_bounded:
                 raise BadInput("above", None, "give a number from which on the claim holds; or give below, or both")
         except BadInput as error:
-            if error.field.startswith(self.where):
-                raise
-            raise BadInput(f"{self.where}.{error.field}", error.value, error.mend) from None
+            field = error.field if error.field.startswith(self.where) else f"{self.where}.{error.field}"
+            raise BadInput(field, error.value, error.mend) from None
         return claim
-
-    def _fields(self, own: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-        """The fields of a claim or of a part, each by itself."""
-        values: dict[str, Any] = {}
-        for name, value in own.items():
-            where = f"{self.where}.{name}"
-            if name not in known:
-                raise BadInput(where, value, f"a claim has no such field; {one_of(name, known)}")
-            if name == "kind":
-                values[name] = choice(where, ClaimKind, value)
-            elif name == "reference":
-                values[name] = choice(where, Reference, value)
-            elif name in ("where", "of") or (name == "to" and value not in (None, BASELINE)):
-                values[name] = self._entries(where, value)
-            elif name == "order":
-                values[name] = self._order(where, value, own.get("over", ""))
-            elif value is not None:
-                is_right, hint = _CHECKS.get(_FIELDS[name], (lambda _: True, ""))
-                if not is_right(value):
-                    raise BadInput(where, value, hint)
-                values[name] = float(value) if "float" in _FIELDS[name] else value
-        if values.get("judge"):
-            function(f"{self.where}.judge", values["judge"])
-        return values
-
-    def _check_meaning(self, claim: ClaimStatement, values: Mapping[str, Any]) -> None:
-        """Refuse what has no meaning for the figures of the study's command."""
-        known = self.known()
-        if known.lacks and "reference" in values:
-            raise BadInput("reference", claim.reference.value, f"{known.lacks}; leave it out")
-        if claim.to == BASELINE and known.beside is not None and claim.metric not in known.beside:
-            other = f", or compare {' or '.join(known.beside)}, which both have" if known.beside else ""
-            raise BadInput("to", BASELINE, f"{known.lacks}; give entries of an axis, {{axis: entry}}{other}")
-        for axis in filter(None, (claim.over, claim.each)):
-            self._check_axis(claim, axis)
 
     def _check_axis(self, claim: ClaimStatement, axis: str) -> None:
         if axis in COLUMNS:
@@ -133,28 +109,16 @@ class _Reader:
         if axis not in self.axes:
             raise BadInput("over", axis, one_of(axis, self.axes) if self.axes else "the study has no axes; give it one")
         if claim.kind is ClaimKind.SLOPE and not all(map(_is_positive, self.axes[axis])):
-            able = [name for name, entries in self.axes.items() if all(map(_is_positive, entries))]
-            hint = f"give one of {', '.join(able)}" if able else "the study has no axis of positive numbers"
-            raise BadInput("over", axis, f"a slope is over positive numbers, and its entries are not; {hint}")
+            raise BadInput("over", axis, "a slope is over positive numbers, and its entries are not; give another axis")
 
-    def _entries(self, where: str, value: Any) -> dict[str, Any]:
-        entries = dict(mapping(where, value))
-        for axis, entry in entries.items():
+    def _check_entries(self, where: str, value: Any) -> None:
+        for axis, entry in mapping(where, value).items():
             if axis not in (*self.axes, *COLUMNS):
-                hint = f"it is no axis of the study; {one_of(axis, self.axes)}" if self.axes else "the study has no axes"
-                raise BadInput(where, axis, hint)
+                raise BadInput(where, axis, f"it is no axis of the study; {one_of(axis, (*self.axes, *COLUMNS))}")
             if isinstance(entry, Mapping):
                 choice(f"{where}.{axis}.role", EntryRole, entry.get("role"))
             else:
                 self._check_entry(f"{where}.{axis}", entry, axis)
-        return entries
-
-    def _order(self, where: str, value: Any, axis: str) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise BadInput(where, value, "give a list of entries, the one with the largest metric first")
-        for entry in value:
-            self._check_entry(where, entry, axis)
-        return tuple(value)
 
     def _check_entry(self, where: str, entry: Any, axis: str) -> None:
         known = self.axes.get(axis, ())
@@ -164,3 +128,63 @@ class _Reader:
 
 def _is_positive(entry: Any) -> bool:
     return isinstance(entry, (int, float)) and not isinstance(entry, bool) and entry > 0
+
+
+def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str], *, whole: bool = True) -> dict[str, Any]:
+    """The parts of a figure by key, each name checked; `colour` and `facet` are lists.
+
+    Args:
+        plot: as `x: problem.n, y: out.rmse, colour: precision`, or as a mapping.
+        axes: names that a figure can be drawn over, beside those of every study.
+        metrics: as `output.metric`.
+        whole: whether it needs `x` and `y`.
+
+    Raises:
+        BadInput: naming the field, as in `plot.x`.
+    """
+    try:
+        parts = OmegaConf.to_container(OmegaConf.create(f"{{{plot.strip('{}')}}}")) if isinstance(plot, str) else plot
+    except Exception:  # whatever the parser of YAML raises
+        parts = None
+    if not isinstance(parts, Mapping) or None in parts.values():
+        raise BadInput("plot", plot, "give it as in x: problem.n, y: out.rmse, colour: precision")
+    names = list(dict.fromkeys([*axes, *_OF_POINTS]))
+    known = {"y": metrics, "reference": _REFERENCES, **dict.fromkeys(("x", "colour", "facet"), names)}
+    for key, value in parts.items():
+        if key not in _OF_PLOTS:
+            raise BadInput(f"plot.{key!s}", value, f"a figure has no such part; {one_of(key, _OF_PLOTS)}")
+        for name in value if isinstance(value, list) else [value]:
+            if name not in known[str(key)]:
+                raise BadInput(f"plot.{key}", name, one_of(name, known[key], most=12))
+    for key in ("x", "y") if whole else ():
+        if key not in parts:
+            raise BadInput(f"plot.{key}", None, "name what stands on this axis, as in x: problem.n, y: out.rmse")
+    lists = {key: [own] for key in ("colour", "facet") if (own := parts.get(key)) is not None and not isinstance(own, list)}
+    return {str(key): value for key, value in {**parts, **lists}.items() if value != []}
+
+
+def function(where: str, value: Any) -> str:
+    """The name of a function.
+
+    Raises:
+        BadInput: for anything but `module:name`.
+    """
+    if not isinstance(value, str) or not _FUNCTION.fullmatch(value):
+        raise BadInput(where, value, "give a function as module:name")
+    return value
+
+
+def check_figures(figures: Mapping[str, Any]) -> None:
+    """Check the figures that a study's file says how to draw, by name.
+
+    Raises:
+        BadInput: naming the field, as in `figures.ladder.draw`.
+    """
+    for name, own in figures.items():
+        where = f"figures.{name}"
+        for key, value in mapping(where, own).items():
+            if key not in _DRAWN:
+                raise BadInput(f"{where}.{key}", value, f"a figure has no such part; {one_of(key, _DRAWN)}")
+        function(f"{where}.draw", own.get("draw"))
+        if not isinstance(own.get("about"), str):
+            raise BadInput(f"{where}.about", own.get("about"), "describe it for those who cannot see it")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,28 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from numdev.cli import schema
 from numdev.cli.compose import OPERATION, Library, config_folder, overrides_of, plain, study_fields
 from numdev.cli.exit_codes import BAD_OUTPUT, Ended
-from numdev.cli.plotted import asked
 from numdev.cli.progress import has_own_terminal, output
 from numdev.errors import BadInput, one_of
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named
+_OF_A_STUDY = dict.fromkeys(("shard", "shards", "workers"), "it is of a study; give study= too")
+_OF_A_POINT = {
+    "objective": "it is a figure of one point; leave it out",
+    "metrics": "a study prints no metrics, its report has them; leave it out",
+}
 
 
 def measure(cfg: DictConfig) -> Ended:
     """One point, or the points of one study."""
-    if not asked(cfg):
-        _refuse_out(cfg, "it is the folder of the figure that plot= asks for; give plot= too, or leave it out")
-    _refuse_unwritable(cfg, "results", *(["out"] if asked(cfg) else []))
+    if plot_parts(cfg):
+        _refuse_unwritable(cfg, "results", "out")
+    else:
+        _refuse(cfg, {"out": "it is the folder of the figure that plot= asks for; give plot= too, or leave it out"})
+        _refuse_unwritable(cfg, "results")
     return _study(cfg, "measure") if cfg.study is not None else _point(cfg, "measure")
 
 
@@ -46,11 +53,9 @@ def speed(cfg: DictConfig) -> Ended:
 
 def train(cfg: DictConfig) -> Ended:
     """One rung trained beside its reference, or the rungs of one study and their report."""
-    if cfg.objective is not None:
-        raise BadInput("objective", cfg.objective, "numdev train has no figure for a sweeper; leave it out")
-    if cfg.fresh:
-        runs = Path(cfg.results) / "runs"
-        raise BadInput("fresh", True, f"runs are shared by points and kept; remove {runs} to train them again")
+    runs = Path(cfg.results) / "runs"
+    _refuse(cfg, {"objective": "numdev train has no figure for a sweeper; leave it out"})
+    _refuse(cfg, {"fresh": f"runs are shared by points and kept; remove {runs} to train them again"})
     if cfg.study is None:
         return _point_without_report(cfg, "train")
     _refuse_folders(cfg, None)
@@ -64,11 +69,8 @@ def paper(cfg: DictConfig) -> Ended:
     """Every study of the paper, then its report."""
     from numdev.cli import runners, studies
 
-    _refuse_metrics(cfg)
-    for name, whole in (("study", None), ("shard", 0), ("shards", 1), ("objective", None)):
-        if cfg[name] != whole:
-            value = HydraConfig.get().runtime.choices["study"] if name == "study" else cfg[name]
-            raise BadInput(name, value, "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study=")
+    whole = "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study="
+    _refuse(cfg, {**dict.fromkeys(("study", "shard", "shards"), whole), **_OF_A_POINT})
     _refuse_format(cfg)
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
@@ -103,33 +105,28 @@ def report(cfg: DictConfig) -> Ended:
         cfg.out = f"reports/{'_'.join([*names[:_MOST_NAMED], *more])}"
     about = chosen
     if chosen == ["paper"]:
+        from numdev.results.store import Store
+
         about = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
-        chosen = _measured_of(about, Path(cfg.results))
+        held = Store(Path(cfg.results)).studies()
+        if absent := [name for name in about if name not in held]:
+            output().print(f"note: {cfg.results} holds no {', '.join(absent)}", markup=False, highlight=False)
+        chosen = [name for name in about if name in held] or about  # where none was measured, for the error to name
     head = {name: cfg[name] for name in ("title", "author") if cfg[name]}
-    if head and cfg.format not in ("pdf", "html"):
-        name = next(iter(head))
-        raise BadInput(name, head[name], "it stands in a document; give format=pdf or format=html too")
-    return Ended(0 if _make_report(cfg, chosen, cfg.format, asked(cfg), about, **head) else BAD_OUTPUT)
-
-
-def _measured_of(names: list[str], results: Path) -> list[str]:
-    """Those of some studies that were measured; all of them where none was, for the error to name."""
-    from numdev.results.store import Store
-
-    held = Store(results).studies()
-    if absent := [name for name in names if name not in held]:
-        output().print(f"note: {results} holds no {', '.join(absent)}", markup=False, highlight=False)
-    return [name for name in names if name in held] or names
+    if cfg.format not in ("pdf", "html"):
+        _refuse(cfg, dict.fromkeys(head, "it stands in a document; give format=pdf or format=html too"))
+    return Ended(0 if _make_report(cfg, chosen, cfg.format, plot_parts(cfg), about, **head) else BAD_OUTPUT)
 
 
 def _point(cfg: DictConfig, program: str) -> Ended:
     from numdev.cli import point
 
+    _refuse(cfg, _OF_A_STUDY)
     return point.run(cfg, program)
 
 
 def _point_without_report(cfg: DictConfig, program: str) -> Ended:
-    _refuse_out(cfg, "a study ends with a report, one point with its figures; leave it out, or give study= too")
+    _refuse(cfg, {"out": "a study ends with a report, one point with its figures; leave it out, or give study= too"})
     _refuse_unwritable(cfg, "results")
     return _point(cfg, program)
 
@@ -138,9 +135,7 @@ def _study(cfg: DictConfig, program: str) -> Ended:
     from numdev.cli import figures, runners, studies
     from numdev.results.study import Shard
 
-    _refuse_metrics(cfg)
-    if cfg.objective is not None:
-        raise BadInput("objective", cfg.objective, "it is a figure of one point; leave it out, or study=")
+    _refuse(cfg, _OF_A_POINT)
     hydra = HydraConfig.get()
     name = hydra.runtime.choices.get("study")
     if name is None:  # Hydra has merged several into one
@@ -152,7 +147,7 @@ def _study(cfg: DictConfig, program: str) -> Ended:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
     work = [(own.study(name, fields), bench)]
     axes = own.axes(fields)
-    figures.refuse(asked(cfg), list(axes), bench.kind, needs_x=not axes)
+    figures.refuse(cfg, list(axes), bench.kind, needs_x=not axes)
     shard = Shard(cfg.shard, cfg.shards)
     if cfg.dry_run:
         return studies.plan(work, cfg, program, shard)
@@ -164,37 +159,34 @@ def overrides() -> list[str]:
     return overrides_of(HydraConfig.get())
 
 
-def refuse_unknown(cfg: DictConfig, prefix: str = "", groups: Iterable[str] = ()) -> None:
-    """Raise BadInput for a setting that no schema has, which `+name=value` can add.
-
-    Beside the settings of the schema stand the groups of the operation, the nodes that it declares, and what its files refer to.
-    """
-    known = OmegaConf.get_type(cfg)
-    names = [*([field.name for field in fields(known)] if is_dataclass(known) else map(str, cfg)), *groups]
-    for name, value in cfg.items_ex(resolve=False):
-        key = f"{prefix}{name!s}"
-        declared = isinstance(value, DictConfig) and is_dataclass(OmegaConf.get_type(value))
-        if not (name in names or declared) and (prefix or f"${{{key}" not in OmegaConf.to_yaml(cfg)):
-            raise BadInput(key, value, f"there is no such setting; {one_of(name, names, most=12)}")
-        if isinstance(value, DictConfig) and not value._is_none():
-            refuse_unknown(value, f"{key}.")
+def plot_parts(cfg: DictConfig) -> dict[str, Any]:
+    """The parts of the figure that a command asks for; none where it asks for no figure."""
+    node = cfg.get("plot")
+    parts = {} if node is None else plain(node, resolve=True)
+    return {key: value for key, value in parts.items() if value is not None}
 
 
-def _refuse_out(cfg: DictConfig, hint: str) -> None:
-    """Raise BadInput for a folder that the command line names and that the command does not write."""
-    if any(text.lstrip("+").startswith("out=") for text in overrides()):
-        raise BadInput("out", cfg.out, hint)
+def refuse_unknown(cfg: DictConfig, choices: Iterable[str]) -> None:
+    """Raise BadInput for a setting that neither a schema nor an operation has, which `+name=value` adds."""
+    kind: Any = OmegaConf.get_type(cfg)
+    known, text = [*kind.__dataclass_fields__, *choices, *schema.nodes()], OmegaConf.to_yaml(cfg)
+    for name, value in plain(cfg).items():
+        if name not in known and f"${{{name}" not in text:  # a node of a user's operation, which another refers to
+            raise BadInput(name, value, f"there is no such setting; {one_of(name, known, most=12)}")
+
+
+def _refuse(cfg: DictConfig, hints: dict[str, str]) -> None:
+    """Raise BadInput for the first of these settings that the command line gives, where the command has no use for it."""
+    names = [text.lstrip("+").partition("=")[0] for text in overrides()]
+    for name, hint in hints.items():
+        value = HydraConfig.get().runtime.choices.get(name, cfg[name])
+        if name in names and value is not None:
+            raise BadInput(name, value, hint)
 
 
 def _refuse_format(cfg: DictConfig) -> None:
     if cfg.format not in FORMATS:
         raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
-
-
-def _refuse_metrics(cfg: DictConfig) -> None:
-    """Raise BadInput where metrics are chosen for points that are not printed."""
-    if cfg.metrics != "chief":
-        raise BadInput("metrics", cfg.metrics, "a study prints no metrics, its report has them; leave it out, or study=")
 
 
 def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:

@@ -1,12 +1,11 @@
 """From YAML files and statements to the request for a point.
 
-Hydra composes once for each choice of an option (`composed`); the values of a point are set in a copy (`Composer.request`).
-Studies and single points state settings in layers, of which later ones override earlier ones.
+Hydra composes once for each option (`composed`); the values of a point replace those of its options (`Composer.request`). Studies
+and single points state settings in layers, of which later ones override earlier ones.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import sys
@@ -24,12 +23,13 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import numdev
 from numdev.attention.groups import preset, presets
 from numdev.cli import schema
+from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
 
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
@@ -211,18 +211,6 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-def nested(settings: Flat) -> dict[str, Any]:
-    """The inverse of `flat`."""
-    config: dict[str, Any] = {}
-    for key, value in settings.items():
-        *parents, name = key.split(".")
-        node = config
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-    return config
-
-
 def written(value: Any) -> str:
     """A value as Hydra reads it."""
     if isinstance(value, list):
@@ -234,34 +222,25 @@ def resolved(settings: Flat) -> Flat:
     """The settings with every reference replaced by the value that it names; references to nodes are kept.
 
     Raises:
-        BadInput: for a reference that leads nowhere, or to itself.
+        BadInput: for a reference that leads nowhere, or to itself; it names the last setting of a chain.
     """
-    config, values = OmegaConf.create(nested(settings)), dict(settings)
-    for key, value in settings.items():
-        if isinstance(value, str) and "${" in value:
+    values = dict(settings)
+    for key in settings:
+        chain, value = [key], settings[key]
+        while isinstance(value, str) and (name := reference(value, chain[-1])) in settings and name not in chain:
+            chain.append(str(name))
+            value = settings[chain[-1]]
+        if not (isinstance(value, str) and "${" in value):
+            values[key] = value
+        elif name is None:  # text around a reference, or a resolver of OmegaConf
             try:
-                target = OmegaConf.select(config, key)
+                values[key] = OmegaConf.select(OmegaConf.create(nested(settings)), key)
             except OmegaConfBaseException as error:
-                name = _last_reference(settings, key)
-                raise BadInput(name, settings[name], f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
-            values[key] = value if isinstance(target, DictConfig) else plain_value(target)
+                raise BadInput(chain[-1], value, f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
+        elif not any(one.startswith(f"{name}.") for one in settings):  # it is no node
+            why = "it refers to itself" if name in chain else f"there is no {name}"
+            raise BadInput(chain[-1], value, f"{why}; refer to a setting that there is")
     return values
-
-
-def _last_reference(settings: Flat, key: str) -> str:
-    """The last setting of a chain of references that begins with this one, which is the one to correct."""
-    chain = [key]
-    while (
-        (target := reference(settings[chain[-1]], chain[-1])) in settings
-        and target not in chain
-        and "${" in str(settings[target])
-    ):
-        chain.append(str(target))
-    return chain[-1]
-
-
-def plain_value(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
 
 
 def reference(value: str, key: str) -> str | None:
@@ -326,20 +305,18 @@ class Request:
 
 
 @lru_cache(maxsize=512)
-def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = ()) -> tuple[DictConfig, dict[str, str]]:
-    """Compose a primary file with overrides by Hydra; also the option of each group of a point. Not to be changed."""
+def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = ()) -> tuple[Flat, dict[str, str]]:
+    """Every setting of a primary file with overrides as Hydra composes it, and the option of each group. Not to be changed."""
     register()
     with _initialised(folders, name) as search:
         config = compose(name, [*search, *overrides], return_hydra_config=True)
-    choices = groups_of_points(config.hydra.runtime.choices)
-    with open_dict(config):
-        del config["hydra"]
-    return config, choices
+    choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items() if option is not None}
+    return dict(flat({key: node for key, node in plain(config).items() if key != "hydra"})), choices
 
 
 @contextmanager
 def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
-    """Hydra as the running command has initialised it, or over these folders; yields what names the further ones.
+    """Hydra as the running command has initialised it, or over these folders; yields the override that names the further ones.
 
     Hydra looks for the primary file before it reads where else to search.
     """
@@ -354,11 +331,8 @@ def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
 
 def groups_of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
     """The groups of a point with their options, of all that Hydra has chosen."""
-    return {
-        str(group): str(option)
-        for group, option in choices.items()
-        if option is not None and not str(group).startswith("hydra/") and group not in (OPERATION, STUDY)
-    }
+    names = [group for group, option in choices.items() if option is not None and not str(group).startswith("hydra/")]
+    return {str(group): str(choices[group]) for group in names if group not in (OPERATION, STUDY)}
 
 
 @dataclass(frozen=True)
@@ -379,39 +353,39 @@ class Composer:
     def library(self) -> Library:
         return Library(self.folders)
 
-    @property
+    def _composed(self, *overrides: str) -> tuple[Flat, dict[str, str]]:
+        operation = [f"{OPERATION}={self.operation}"] if self.operation else []
+        return composed(self.folders, self.name, (*operation, *overrides))
+
+    @cached_property
     def choices(self) -> dict[str, str]:
         """The groups of a point with their default options."""
-        return self._composed()[1]
+        return groups_of_points(self._composed()[1])
+
+    @property
+    def own_operation(self) -> str | None:
+        """The option of `operation`."""
+        return self._composed()[1].get(OPERATION)
 
     @property
     def of(self) -> dict[str, Any]:
         """The node that makes the operation."""
-        node = self._composed()[0].get(OPERATION)
-        return {} if node is None else plain(node, resolve=True)
+        node: dict[str, Any] = nested(_below(OPERATION, resolved(self._composed()[0]))).get(OPERATION, {})
+        return node
 
-    def _composed(self, *overrides: str) -> tuple[DictConfig, dict[str, str]]:
-        operation = [f"{OPERATION}={self.operation}"] if self.operation else []
-        return composed(self.folders, self.name, (*operation, *overrides))
-
-    def config(self, options: Mapping[str, str]) -> DictConfig:
-        """A configuration of one's own, with these options in place of the defaults.
+    def values(self, options: Mapping[str, str] | None = None) -> Flat:
+        """Every setting of a point by its dotted name, references as they are written, with these options of groups.
 
         Raises:
             BadInput: if a group has no such option.
         """
-        config, choices = self._composed()
-        config = copy.deepcopy(config)
-        for group, option in options.items():
+        settings = {key: value for key, value in self._composed()[0].items() if key.partition(".")[0] != OPERATION}
+        for group, option in (options or {}).items():
             self.library.leaf(group, option)
-            if option != choices.get(group):
-                config[group] = self._composed(f"{group}={option}")[0][group]
-        return config
-
-    def values(self, group: str = "", option: str = "") -> Flat:
-        """Every setting by its dotted name, references as they are written; only the group's where an option is named."""
-        settings = plain(self.config({group: option} if group else {}))
-        return dict(flat({name: node for name, node in settings.items() if (name == group if group else name != OPERATION)}))
+            if option != self.choices.get(group):
+                of_group = _below(group, self._composed(f"{group}={option}")[0])
+                settings = {key: value for key, value in settings.items() if not _is_below(group, key)} | of_group
+        return settings
 
     def of_others(self, group: str, key: str) -> list[str]:
         """The options of a group that have a setting."""
@@ -419,7 +393,7 @@ class Composer:
 
     def before_equals(self) -> list[str]:
         """The names that an override may have: groups and settings."""
-        return [*self.choices, *([OPERATION] if self.of else []), *self.known()]
+        return [*self.choices, *([OPERATION] if self.own_operation else []), *self.known()]
 
     def known(self) -> list[str]:
         """The names of all settings, with those that an option alone has, but for what only refers to others."""
@@ -438,16 +412,16 @@ class Composer:
         its group, such as the source of a problem.
 
         Raises:
-            BadInput: for a setting that does not exist or has another type.
+            BadInput: for a setting that does not exist.
         """
         chosen, values, said = self._stack(layers)
-        config, foreign = self.config(chosen), list[NotHonoured]()
-        names = dict(flat(plain(config)))
+        raw, foreign = self.values(chosen), list[NotHonoured]()
+        known = set(raw)
         for key, value in values.items():
             if key in _OF_THE_RUN:
                 raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
-            if key in names and "._" not in key:
-                set_value(config, key, value)
+            if key in known and "._" not in key:
+                raw[key] = value
                 continue
             group = key.partition(".")[0]
             option = chosen.get(group, self.choices.get(group, ""))
@@ -457,7 +431,6 @@ class Composer:
             if value is not None:
                 hint = f"{group}={option} does not read it; leave it out, or take {group}={' or '.join(able)}"
                 foreign.append(NotHonoured(key, value, hint))
-        raw = dict(flat({name: node for name, node in plain(config).items() if name != OPERATION}))
         return Request(raw, _not_null(said, raw, chosen), {**self.choices, **chosen}, tuple(foreign))
 
     def said(self, raw: Flat, *layers: Statements) -> dict[str, Statement]:
@@ -490,7 +463,7 @@ class Composer:
 
     def _replaces_node(self, group: str, option: str, key: str) -> bool:
         """Whether an option lacks a setting of a node within its group that other options have."""
-        return key.count(".") > 1 and key not in self.values(group, option) and bool(self.of_others(group, key))
+        return key.count(".") > 1 and key not in self.values({group: option}) and bool(self.of_others(group, key))
 
     def check_replaced(self, layer: Statements) -> None:
         """Check a layer for an option of whose file nothing is left, since values of the layer itself replace it.
@@ -522,32 +495,13 @@ class Composer:
         leaves = {group: self.library.leaf(group, option) for group, option in choices.items()}
         return dict(flat(leaves)) | choices | dict(flat(values))
 
-    def typed(self, key: str, value: Any) -> Any:
-        """A value of the type of its setting."""
-        config = self.config({})
-        return set_value(config, key, value) if key in dict(flat(plain(config))) else value
+
+def _is_below(group: str, key: str) -> bool:
+    return key == group or key.startswith(f"{group}.")
 
 
-def mapping(where: str, value: Any) -> Statements:
-    """Settings with their values; nothing at all states nothing."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise BadInput(where, value, "give settings with their values, {setting: value}")
-    return value
-
-
-def set_value(config: DictConfig, key: str, value: Any) -> Any:
-    """Set a value in a configuration; returns it as the setting's type has it.
-
-    Raises:
-        BadInput: if it is of another type.
-    """
-    try:
-        OmegaConf.update(config, key, value, merge=False)
-        return value if isinstance(value, str) and "${" in value else plain_value(OmegaConf.select(config, key))
-    except OmegaConfBaseException as error:
-        raise BadInput(key, value, type_hint(str(error))) from None
+def _below(group: str, settings: Flat) -> Flat:
+    return {key: value for key, value in settings.items() if _is_below(group, key)}
 
 
 def _not_null(said: Said, raw: Flat, chosen: Mapping[str, str]) -> dict[str, Statement]:

@@ -88,9 +88,9 @@ def code_of_study(statuses: Iterable[Status]) -> int:
 
     Else 0 if one of its points has figures, as others may lack them by design. If none has, the worst code of its points.
     """
-    ended = list(statuses)
-    codes = {code_of_point(status) for status in ended}
-    if "error" in {status.value for status in ended}:
+    values = [status.value for status in statuses]
+    codes = {_OF_STATUS.get(value, BAD_OUTPUT) for value in values}
+    if "error" in values:
         return FAILED
     return BAD_OUTPUT if BAD_OUTPUT in codes else 0 if 0 in codes else worst(codes)
 
@@ -104,30 +104,18 @@ def code_of(error: Exception) -> int:
 
 def sentence_of(error: Exception, known: Composer | None = None) -> str:
     """One line: which setting, what is wrong with it, and what would do; `known` has the settings that the command could take."""
-    if isinstance(error, NumdevError):
-        return str(error)
-    if isinstance(error.__cause__, NumdevError):  # of what Hydra made, such as a callback
-        return str(error.__cause__)
+    for each in (error, error.__cause__):  # the cause of what Hydra made, such as a callback
+        if isinstance(each, NumdevError):
+            return str(each)
     if isinstance(error, MissingConfigException):  # an option that a group does not have
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
         hint = one_of(option, error.options) if error.options else "there is no such file in the config folders"
         return str(BadInput(group or "configs", option, hint))
     if isinstance(error, OverrideParseException):
         hint = "quote what is special to the shell"
-        return f"{error.override}: it cannot be read as setting=value ({_first(error.message)}); {hint}"
+        return f"{error.override}: it cannot be read as setting=value ({error.message.splitlines()[0].rstrip('.')}); {hint}"
     if isinstance(error, YAMLError):
         return f"configs: a file is no YAML; {' '.join(str(error).split())}"
-    return _composition(error, known)
-
-
-def unforeseen(error: Exception) -> str:
-    """One line for an unexpected error."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
-
-
-def _composition(error: Exception, known: Composer | None) -> str:
-    """The sentence of Hydra or OmegaConf about a setting that does not exist, has another type or refers to nothing."""
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(error)
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
@@ -139,7 +127,7 @@ def _composition(error: Exception, known: Composer | None) -> str:
         return str(BadInput(ambiguous[1], ambiguous[2], hint))
     key = re.search(r"full_key: (\S+)", f"{cause}")
     if isinstance(cause, InterpolationResolutionError):
-        return f"{key[1] if key else 'config'}: {_first(str(cause))}; refer to a setting that there is"
+        return f"{key[1] if key else 'config'}: {str(cause).splitlines()[0]}; refer to a setting that there is"
     if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
         return str(BadInput(merging[1].lstrip("+"), merging[2], type_hint(str(cause))))
     if key:
@@ -158,5 +146,7 @@ def _unknown(name: str, known: Composer) -> str:
     return f"{name}: there is no such setting; {one_of(name, alike if get_close_matches(name, alike) else names, most=12)}"
 
 
-def _first(text: str) -> str:
-    return text.splitlines()[0].rstrip(".")
+def unforeseen(error: Exception) -> str:
+    """One line for an unexpected error."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"

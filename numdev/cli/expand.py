@@ -1,27 +1,8 @@
 """From a study's YAML to its points.
 
-    title: Larger tiles make the deviation smaller
-    question: Do larger tiles deviate less?   # for the section of the report, as are measured, source, table and place
-    plot: "x: tiling.bc, y: out.rmse"   # a figure in words; or `figure` and `more`, names of figures that `figures` here or in
-                                        # another study's file says how to draw
-    claims:                             # claims of its own (`numdev.results.claim`), and names of those of other studies
-      - fig6c
-      - {claim: The RMSE falls with Bc, kind: slope, metric: out.rmse, over: tiling.bc, below: -0.1}
-    base: {tiling.br: 64}               # common to all points
-    scenarios:                          # each point belongs to one; without any there is one, `default`
-      uniform_each:
-        title: uniform inputs, every step in F, FlashAttention-1   # what a reader sees; the name unless given
-        role: assumed                   # paper, assumed, beyond or control (`numdev.results.manifest.Role`); beyond unless given
-        problem: uniform
-        softmax: fa1
-      captured: {problem: captured, axes: {problem.n: [64, 128, 256]}}   # replaces and adds axes
-    axes:                               # the grid
-      precision: [bf16, fp16]           # a group and its options, or a setting and its values
-      tiling.bc: [16, 32, 64]
-      step:                             # or names, each with any settings, and with what it is to the claims
-        none: {role: control}           # subject, expected, control or aside (`numdev.results.manifest.EntryRole`)
-        scores: {precision.scores: bf16}
-        values: {precision.values: bf16}
+A study has `base`, settings common to all points; `axes`, the grid: a group and its options, a setting and its values, or names,
+each with any settings and with a `role`; and `scenarios`, each with a title, a role, settings of its own, and axes that replace
+or add some. `docs/how-to/add-study.md` shows one.
 
 Later statements override earlier ones, in this order: the defaults of `config.yaml`, `base`, the scenario, options chosen on an
 axis or the command line, values of an axis, values on the command line. Choosing an option of a group states the contents of its
@@ -45,9 +26,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from numdev.cli import build, schema
-from numdev.cli.claims import Comparable, claims_of
-from numdev.cli.compose import OPERATION, Composer, Library, Request, Statements, composer, mapping, written
-from numdev.cli.plots import figures_of, function, plot_of
+from numdev.cli.claims import check_figures, claims_of, function, mapping, plot_of
+from numdev.cli.compose import OPERATION, Composer, Library, Request, Statements, composer, written
 from numdev.cli.runners import comparable, operation_of
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.claim import ClaimStatement
@@ -110,11 +90,12 @@ class Expander:
         """
         every = _scenarios(fields)
         kept = self._kept(name, every, fields)
-        scenarios = tuple(_scenario(key, own) for key, own in kept.items())
         points = self._points(name, kept, fields)
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         claims, plot = self._answers(name, fields)
+        stated = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
+        folder = ["--config-dir", self.own] if self.own else []
         return Study(
             name=name,
             title=fields["title"],
@@ -122,9 +103,9 @@ class Expander:
             claims=claims,
             points=points,
             more=tuple(fields["more"]),
-            command=self._command(name),
-            scenarios=scenarios,
-            overrides=self._overrides(name, kept, fields, points),
+            command=shlex.join(["numdev", self.program, *folder, f"study={name}", *stated]),
+            scenarios=tuple(_scenario(key, own) for key, own in kept.items()),
+            overrides=tuple(self._overrides(name, kept, fields)),
             words={axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
             question=fields["question"],
             plot=plot,
@@ -145,27 +126,22 @@ class Expander:
         """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
         axes, plot = self.axes(fields), fields["plot"]
         try:
-            claims = claims_of(fields["claims"], axes, self._comparable)
-            figures_of(fields["figures"])
+            operation = operation_of(self.composer.of) if fields["claims"] or plot is not None else None
+            metrics = comparable(self.program, operation) if operation is not None else []
+            claims = claims_of(fields["claims"], axes, metrics)
+            check_figures(fields["figures"])
             if fields["table"]:
                 function("table", fields["table"])
-            if plot is not None and fields["figure"] is not None:
+            if plot is None or operation is None:
+                return claims, None
+            if fields["figure"] is not None:
                 raise BadInput("plot", plot, f"the study names the figure {fields['figure']} too; leave one of them out")
-            return claims, None if plot is None else plot_of(plot, axes, lambda: list(self._of_plot().figures))
+            if operation.golden is None:
+                hint = f"{operation.name} has a value for every step and tensor; leave it out, the report draws its own figures"
+                raise BadInput("plot", operation.name, hint)
+            return claims, plot_of(plot, axes, metrics)
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
-
-    def _comparable(self) -> Comparable:
-        """The columns that a claim may compare."""
-        return comparable(self.program, operation_of(self.composer.of))
-
-    def _of_plot(self) -> Comparable:
-        """The columns that a figure may show; BadInput for an operation without an exact result."""
-        operation = operation_of(self.composer.of)
-        if operation.golden is None:
-            hint = f"a plot in YAML has one value for each point and replicate, and {operation.name} has one for every step and "
-            raise BadInput("plot", operation.name, f"{hint}tensor; leave it out, the report draws its own figures")
-        return self._comparable()
 
     def _kept(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> dict[str, Statements]:
         """The scenarios that the command line does not make into others.
@@ -175,7 +151,7 @@ class Expander:
         """
         task = {key: value for key, value in self.task.items() if key != "seeds"}
         axes = {one: _axes(fields, own) for one, own in scenarios.items()}
-        having = {key: [one for one in axes if self._has(key, value, axes[one].get(key))] for key, value in task.items()}
+        having = {key: [one for one in axes if _has(axes[one].get(key), value)] for key, value in task.items()}
 
         def stays(one: str, own: Statements) -> bool:
             swept = [key for key in task if key in axes[one]]
@@ -191,24 +167,23 @@ class Expander:
             raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {hint}")
         return kept
 
-    def _has(self, key: str, value: Any, entries: Any) -> bool:
-        """Whether an axis has a value."""
-        typed = self.composer.typed
-        return isinstance(entries, list) and typed(key, value) in [typed(key, entry) for entry in entries]
-
     def _keeps(self, task: Statements, own: Statements, base: Statements) -> bool:
         """Whether everything that a scenario states is as stated under these overrides."""
-        plain, after = self.request(base, own).raw, self.request(base, own, task).raw
-        stands_for = self.composer.stands_for(own)
+        before, after = self.request(base, own).raw, self.request(base, own, task).raw
         return all(
-            key in after and after[key] == plain[key] for key, one in stands_for.items() if one is not None and key in plain
+            key in after and after[key] == before[key]
+            for key, one in self.composer.stands_for(own).items()
+            if one is not None and key in before
         )
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
+        self.composer.check_replaced(self.task)
         for scenario, own in scenarios.items():
             try:
-                for entries in self._grid(own, fields):
+                axes = {key: self._axis(key, values) for key, values in _axes(fields, own).items()}
+                for combination in itertools.product(*axes.values()):
+                    entries = dict(zip(axes, combination, strict=True))
                     labels = {axis: entry.label for axis, entry in entries.items()}
                     place = json.dumps([scenario, labels], sort_keys=True)  # identifies what the entries state
                     if place not in points:
@@ -216,12 +191,6 @@ class Expander:
             except BadInput as error:
                 raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
-
-    def _grid(self, own: Statements, fields: Mapping[str, Any]) -> Iterator[dict[str, Entry]]:
-        """For each point of a scenario its entries by axis."""
-        axes = {key: self._axis(key, values) for key, values in _axes(fields, own).items()}
-        for combination in itertools.product(*axes.values()):
-            yield dict(zip(axes, combination, strict=True))
 
     def _axis(self, key: str, values: Any) -> list[Entry]:
         """The values of an axis with what they state; only the command line's where it names the axis."""
@@ -237,7 +206,6 @@ class Expander:
         self, scenario: str, labels: Mapping[str, Any], entries: Mapping[str, Entry], below: tuple[Statements, Statements]
     ) -> StudyPoint:
         """The point; it is recorded as unsupported if it cannot honour something that is stated."""
-        self.composer.check_replaced(self.task)
         choices, values = dict[str, Any](), dict[str, Any]()
         for entry in entries.values():
             of_groups, others = self.composer.split(entry.statements)
@@ -246,7 +214,7 @@ class Expander:
         task_choices, task_values = self.composer.split(self.task)
         request = self.request(*below, choices | task_choices, values, task_values)
         try:
-            for axis, entry in entries.items():
+            for axis, entry in entries.items() if self.task else ():
                 self._check_label(axis, entry)
             point = build.point(request, scenario, labels)
         except NotHonoured as error:
@@ -256,38 +224,29 @@ class Expander:
 
     def _check_label(self, axis: str, entry: Entry) -> None:
         """Raise NotHonoured for a label that would be wrong, since the command line overrides what the label stands for."""
-        if not self.task:
-            return
-        stands_for, typed = self.composer.stands_for(entry.statements), self.composer.typed
+        stands_for = self.composer.stands_for(entry.statements)
         for key, value in self.task.items():
-            if stands_for.get(key) is not None and typed(key, stands_for[key]) != typed(key, value):
+            if stands_for.get(key, value) not in (None, value):
                 hint = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
                 raise NotHonoured(key, value, hint)
 
-    def _overrides(
-        self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any], points: tuple[StudyPoint, ...]
-    ) -> tuple[str, ...]:
-        """The overrides of the command line, if that makes a point that the study's file alone does not have.
+    def _overrides(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> Iterator[str]:
+        """The overrides of the command line that make points which the study's file alone does not have.
 
         Neither another number of replicates nor the choice of one value of an axis makes another point.
         """
-        of = {key: value for key, value in self.manner.items() if key == OPERATION}
-        overrides = tuple(f"{key}={written(value)}" for key, value in {**of, **self.task}.items() if key != "seeds")
-        if not overrides:
-            return ()
-        usual = replace(self, task={}, manner={}, operation=None if of else self.operation).of(name)
-        try:
-            of_file = usual._points(name, scenarios, fields)
-        except BadInput:  # the file alone makes no study
-            return overrides
-        own = {(point.scenario, point.problem, point.variant, point.baseline) for point in of_file}
-        return overrides if any((p.scenario, p.problem, p.variant, p.baseline) not in own for p in points) else ()
+        usual = self.library.operation_of(name) or composer(self.library.folders, self.name).own_operation
+        if self.manner.get(OPERATION, usual) != usual:
+            yield f"{OPERATION}={self.manner[OPERATION]}"
+        requests = [(_axes(fields, own), self.request(fields["base"], _settings(own))) for own in scenarios.values()]
+        for key, value in self.task.items():
+            own = (_has(axes[key], value) if key in axes else {**r.raw, **r.options}.get(key) == value for axes, r in requests)
+            if key != "seeds" and not all(own):
+                yield f"{key}={written(value)}"
 
-    def _command(self, name: str) -> str:
-        """The command line that states `task` and `manner`."""
-        overrides = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
-        folder = ["--config-dir", self.own] if self.own else []
-        return shlex.join(["numdev", self.program, *folder, f"study={name}", *overrides])
+
+def _has(entries: Any, value: Any) -> bool:
+    return isinstance(entries, list) and value in entries
 
 
 def _scenarios(fields: Mapping[str, Any]) -> dict[str, Statements]:

@@ -10,9 +10,9 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from numdev.cli import runners, studies, sweep_manifest
-from numdev.cli.plots import asked_of
-from numdev.cli.plotted import asked
+from numdev.cli import point, runners, studies
+from numdev.cli.claims import plot_of
+from numdev.cli.commands import plot_parts
 from numdev.errors import BadInput
 from numdev.measurement.runner import Kind
 
@@ -25,7 +25,7 @@ class Drawing:
         results: folder of the records.
         out: folder of the figure.
         study: the study or sweep that it shows, after which it is named.
-        plot: what is asked for.
+        plot: its parts.
     """
 
     results: Path
@@ -36,15 +36,15 @@ class Drawing:
     @classmethod
     def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
         """The figure of a study or sweep that a job has measured, if one is asked for."""
-        plot = asked(cfg)
+        plot = plot_parts(cfg)
         return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
 
 
-def refuse(plot: Mapping[str, Any], names: Collection[str], measured: Kind, *, needs_x: bool = False) -> None:
-    """Find out before anything is measured that a figure cannot be drawn.
+def refuse(cfg: DictConfig, names: Collection[str], measured: Kind, *, needs_x: bool = False) -> None:
+    """Find out before anything is measured that the figure of a command cannot be drawn.
 
     Args:
-        plot: what is asked for.
+        cfg: the composed configuration.
         names: of what the points differ in, or state.
         measured: their kind of measurement.
         needs_x: whether nothing says what the points differ in, so that `x` has to.
@@ -52,13 +52,11 @@ def refuse(plot: Mapping[str, Any], names: Collection[str], measured: Kind, *, n
     Raises:
         BadInput: naming the part of the figure.
     """
-    if not plot:
-        return
-    if needs_x and "x" not in plot:
+    plot = plot_parts(cfg)
+    if plot and needs_x and "x" not in plot:
         raise BadInput("plot.x", None, "there is no sweep that says what the figure is over; name a setting, as in x: problem.n")
-    figures = runners.figures(measured)
-    own = list(dict.fromkeys([*figures, *(name.rpartition(".")[2] for name in figures)]))
-    asked_of(plot, names, lambda: own)
+    metrics = runners.figures(measured)
+    plot_of(plot, names, list(dict.fromkeys([*metrics, *(name.rpartition(".")[2] for name in metrics)])), whole=False)
 
 
 def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]) -> None:
@@ -67,22 +65,15 @@ def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]
     study = next((one for one in overrides if one.key_or_group == "study"), None)
     if study is None:
         names = [one.key_or_group for one in overrides if one.is_sweep_override()]
-        names += [*sweep_manifest.params_of(cfg.hydra), *expander.manner, *expander.task]
-        refuse(asked(cfg), list(dict.fromkeys(names)), runners.kind(command, cfg))
+        refuse(cfg, [*names, *point.params_of(cfg.hydra), *expander.manner, *expander.task], runners.kind(command, cfg))
         return
     for name in study.sweep_string_iterator() if study.is_sweep_override() else [str(study.value())]:
         own = expander.of(name)
         axes = own.axes(own.library.study(name))
         try:
-            refuse(asked(cfg), list(axes), runners.kind(command, cfg, own.composer.of), needs_x=not axes)
+            refuse(cfg, list(axes), runners.kind(command, cfg, own.composer.of), needs_x=not axes)
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
-
-
-def refuse_of_point(cfg: DictConfig, measured: Kind, names: Collection[str]) -> None:
-    """Refuse a figure that one point cannot have: it shows all single points of its operation that the folder has."""
-    if plot := asked(cfg):
-        refuse(plot, [*names, *sweep_manifest.said_of_points(Path(cfg.results), measured)], measured, needs_x=True)
 
 
 def draw(drawings: Iterable[Drawing]) -> None:
@@ -92,28 +83,21 @@ def draw(drawings: Iterable[Drawing]) -> None:
         BadInput: where what was measured has nothing to draw.
         StoreError: if a file cannot be written.
     """
-    different: list[Drawing] = []
-    for one in drawings:
-        if one not in different:
-            different.append(one)
-            _draw(one)
-
-
-def _draw(drawing: Drawing) -> None:
     from numdev.cli.progress import output
     from numdev.report.document.figures import figure_of  # late: a report's libraries
     from numdev.report.reading.frames import load
     from numdev.results.store import Store
 
-    try:
-        results = load(Store(drawing.results), [drawing.study])
-        picture = figure_of(results, drawing.plot)
-    except BadInput as error:
-        hint = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
-        raise BadInput(error.field, error.value, hint) from None
-    path = drawing.out / drawing.study
-    picture.write(path)
     console = output()
-    for note in results.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
-    console.print(f"figure: {path}.png and .svg", markup=False, highlight=False, soft_wrap=True)
+    for drawing in {(one.study, str(one.results)): one for one in drawings}.values():
+        try:
+            results = load(Store(drawing.results), [drawing.study])
+            picture = figure_of(results, drawing.plot)
+        except BadInput as error:
+            hint = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
+            raise BadInput(error.field, error.value, hint) from None
+        path = drawing.out / drawing.study
+        picture.write(path)
+        for note in results.notes:
+            console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"figure: {path}.png and .svg", markup=False, highlight=False, soft_wrap=True)

@@ -27,8 +27,7 @@ from rich.text import Text
 from numdev.cli import commands
 from numdev.cli.compose import make_importable, overrides_of
 from numdev.cli.exit_codes import FAILED, KNOWN, Ended, code_of, sentence_of, unforeseen
-from numdev.cli.plotted import asked
-from numdev.cli.progress import ERRORS, aside, begin, is_basic, output, sweep
+from numdev.cli.progress import output
 from numdev.errors import BadInput
 
 if TYPE_CHECKING:
@@ -38,12 +37,11 @@ _FUNCTIONS = {"map": "error_map"}
 """Of the commands whose names Python has taken."""
 _KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
 _WITHOUT_FIGURES = "basic"  # the sweeper that needs none
-_MEASURING = ("measure", "speed")  # the commands whose jobs have figures
 _GAP = "  "
 _NOT_IN_HEADER = ("dry_run", "plot", "out")  # of the settings that all jobs share
 _STYLES = {"ok": "green", "unsupported": "yellow"}  # by the status in words: results are imported late
 _ENDED: ContextVar[dict[int, Ended] | None] = ContextVar("ended", default=None)
-_ARGUMENTS: ContextVar[tuple[str, ...]] = ContextVar("arguments", default=())
+_JOB: ContextVar[Job | None] = ContextVar("job", default=None)
 
 
 class Figure(float):
@@ -73,33 +71,22 @@ class NoFigure(Exception):
     __repr__ = __str__  # sweepers print lists of what they caught
 
 
-@dataclass(frozen=True)
-class Headings:
-    """The figures of a command's jobs.
-
-    Attributes:
-        title: one line above the table.
-        columns: names and widths of the figures; behind them stands how the job ended.
-    """
-
-    title: str
-    columns: Mapping[str, int]
-
-
-HEADINGS = {
-    "measure": Headings(
+HEADINGS: dict[str, tuple[str, Mapping[str, int]]] = {
+    "measure": (
         "max_difference from golden, and variant / baseline with its 95 % interval",
         {"variant": 9, "baseline": 9, "variant / baseline": 19},
     ),
-    "speed": Headings(
-        "time of one call, and its root mean square error", {"ms": 8, "TFLOP/s": 8, "of matmul": 9, "MiB": 8, "RMSE": 8}
+    "speed": (
+        "time of one call, and its root mean square error",
+        {"ms": 8, "TFLOP/s": 8, "of matmul": 9, "MiB": 8, "RMSE": 8},
     ),
-    "train": Headings(
+    "train": (
         "difference of the weights from those of the reference after the last step",
         {"step": 6, "max_difference": 14, "relative_frobenius": 18, "same bits": 9},
     ),
+    "dry_run": ("estimates; nothing is measured", {"replicates": 10, "time": 9, "memory": 9}),
 }
-PLANNED = Headings("estimates; nothing is measured", {"replicates": 10, "time": 9, "memory": 9})
+"""The title of a command's table, and the names and widths of the figures; behind them stands how the job ended."""
 
 
 def status_text(status: Status) -> tuple[str, str]:
@@ -114,43 +101,35 @@ class SweepTable:
     The launcher lays it out before the first job; jobs print their own lines, also in other processes.
 
     Attributes:
-        headings: of the figures; None where jobs print no line, such as those of studies.
-        axes: the settings that have columns of their own, with their widths; none before `lay_out`.
+        command: one of `HEADINGS`; empty where jobs print no line, such as those of studies.
+        axes: the settings that have columns of their own, with their widths; none before `header`.
+        jobs: how many there are.
     """
 
-    headings: Headings | None = None
+    command: str = ""
     axes: dict[str, int] = field(default_factory=dict)
+    jobs: int = 0
 
-    def lay_out(self, jobs: Sequence[Sequence[str]], constant: Iterable[str]) -> None:
-        """Give each setting of the jobs a column, but for those that the command line sets once for all jobs."""
-        fixed = set(constant)
-        for job in jobs:
-            for name, value in map(_parted, job):
-                if name not in fixed:
-                    self.axes[name] = max(self.axes.get(name, len(name)), len(value))
-
-    def header(self, job: Sequence[str]) -> Text:
-        """Title, the settings that all jobs share, as one of them has them, and the names of the columns."""
-        assert self.headings is not None
-        shared = [text for text in job if _parted(text)[0] not in (*self.axes, *_NOT_IN_HEADER)]
-        title = self.headings.title + (f"; {' '.join(shared)}" if shared and self.axes else "")
-        names = [name.ljust(width) for name, width in self.axes.items()] or [_label(job)]
-        names += [name.rjust(width) for name, width in self.headings.columns.items()]
+    def header(self, jobs: Sequence[Sequence[str]], constant: Iterable[str]) -> Text:
+        """Title, the settings that all jobs share, and the names of the columns; `constant` are set once for all jobs."""
+        fixed, self.jobs = set(constant), len(jobs)
+        for name, value in (_parted(text) for job in jobs for text in job):
+            if name not in fixed:
+                self.axes[name] = max(self.axes.get(name, len(name)), len(value))
+        title, columns = HEADINGS[self.command]
+        shared = [text for text in jobs[0] if _parted(text)[0] not in (*self.axes, *_NOT_IN_HEADER)]
+        title += f"; {' '.join(shared)}" if shared and self.axes else ""
+        names = [name.ljust(width) for name, width in self.axes.items()] or [" ".join(jobs[0]) or "defaults"]
+        names += [name.rjust(width) for name, width in columns.items()]
         return Text.assemble(title, "\n", (_GAP.join([*names, "status"]), "bold"))
 
     def line(self, job: Sequence[str], cells: Sequence[str], status: Status | None, remark: str) -> Text:
         """One job: `cells` are its figures, empty where it has none; then how it ended, None in a dry run, and a remark."""
-        assert self.headings is not None
-        own = dict(map(_parted, job))
-        left = [own.get(name, "").ljust(width) for name, width in self.axes.items()] or [_label(job)]
-        widths = self.headings.columns.values()
+        own, widths = dict(map(_parted, job)), HEADINGS[self.command][1].values()
+        left = [own.get(name, "").ljust(width) for name, width in self.axes.items()] or [" ".join(job) or "defaults"]
         right = [cell.rjust(width) for cell, width in zip(cells or [""] * len(widths), widths, strict=True)]
         ended = [] if status is None else [status_text(status), ", " if remark else ""]
         return Text.assemble(_GAP.join([*left, *right, ""]), *ended, remark)
-
-
-def _label(job: Sequence[str]) -> str:
-    return " ".join(job) or "defaults"
 
 
 def _parted(text: str) -> tuple[str, str]:
@@ -158,22 +137,13 @@ def _parted(text: str) -> tuple[str, str]:
     return name, value
 
 
-@dataclass(frozen=True)
-class Outlet:
-    """Where a process prints: host, and device and inode of its standard output."""
-
-    host: str
-    device: int
-    inode: int
-
-    @classmethod
-    def here(cls) -> Outlet | None:
-        """That of this process; None where it has no standard output."""
-        try:
-            stdout = os.fstat(1)
-        except OSError:
-            return None
-        return cls(platform.node(), stdout.st_dev, stdout.st_ino)
+def outlet() -> tuple[str, int, int] | None:
+    """Where this process prints: host, and device and inode of its standard output; None where it has none."""
+    try:
+        stdout = os.fstat(1)
+    except OSError:
+        return None
+    return platform.node(), stdout.st_dev, stdout.st_ino
 
 
 @dataclass(frozen=True)
@@ -189,7 +159,7 @@ class Job:
     """
 
     command: str
-    outlet: Outlet | None
+    outlet: tuple[str, int, int] | None
     tracebacks: bool = False
     arguments: tuple[str, ...] = ()
     table: SweepTable = field(default_factory=SweepTable)
@@ -200,15 +170,12 @@ class Job:
         Raises:
             NoFigure: from a job of a sweep that has not got the figure.
         """
-        overrides, number = commands.overrides(), job_number()
-        begin(number, " ".join(text for text in overrides if text.partition("=")[0] in self.table.axes))
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed) if Outlet.here() != self.outlet else contextlib.nullcontext():
+        overrides, printed = commands.overrides(), io.StringIO()
+        with contextlib.redirect_stdout(printed) if outlet() != self.outlet else contextlib.nullcontext():
             ended = self._ended(cfg)
-            if ended.line is not None and self.table.headings is not None:
-                with aside():
-                    output().print(self.table.line(overrides, *ended.line), soft_wrap=True)
-        ended = replace(ended, job=" ".join(overrides), number=number, said=printed.getvalue())
+            if ended.line is not None and self.table.command:
+                output().print(self.table.line(overrides, *ended.line), soft_wrap=True)
+        ended = replace(ended, job=" ".join(overrides), number=job_number(), said=printed.getvalue())
         keep(ended)
         if HydraConfig.get().mode is RunMode.RUN or OmegaConf.select(cfg, "objective") is None:
             return ended
@@ -218,10 +185,10 @@ class Job:
 
     def _ended(self, cfg: DictConfig) -> Ended:
         """Run the job; a known error ends it with a sentence, and the other jobs of a sweep continue."""
-        token = _ARGUMENTS.set(self.arguments)
+        token = _JOB.set(self)
         try:
             runtime = HydraConfig.get().runtime
-            commands.refuse_unknown(cfg, groups=runtime.choices)
+            commands.refuse_unknown(cfg, runtime.choices)
             make_importable(runtime.config_sources)
             ended: Ended = getattr(commands, _FUNCTIONS.get(self.command, self.command))(cfg)
         except BrokenPipeError:
@@ -231,13 +198,15 @@ class Job:
                 raise
             return Ended(code_of(error), sentence_of(error)) if isinstance(error, KNOWN) else Ended(FAILED, unforeseen(error))
         finally:
-            _ARGUMENTS.reset(token)
+            _JOB.reset(token)
         return ended
 
 
-def arguments() -> tuple[str, ...]:
-    """The arguments of the command whose job runs here."""
-    return _ARGUMENTS.get()
+def current() -> Job:
+    """The job that runs here."""
+    job = _JOB.get()
+    assert job is not None
+    return job
 
 
 def job_number() -> int:
@@ -298,22 +267,16 @@ class Keeping(Launcher):
             config.hydra.launcher = self.chosen
         self.table = task_function.table
         if config.get("study") is None and task_function.command in HEADINGS and config.metrics == "chief":
-            self.table.headings = PLANNED if config.dry_run else HEADINGS[task_function.command]
+            self.table.command = "dry_run" if config.dry_run else task_function.command
         self.constant = [override.get_key_element() for override in overrides if not override.is_sweep_override()]
         self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        bar: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if any(text.startswith("study=") for text in job_overrides[0]):
-            self.table.headings = None
-        if self.table.headings is not None:
-            if not self.table.axes:
-                self.table.lay_out(job_overrides, self.constant)
-                output().print(self.table.header(job_overrides[0]), soft_wrap=True)
-            if is_basic(self.chosen):
-                bar = sweep(len(job_overrides), ERRORS)
-        with bar:
-            returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+            self.table.command = ""
+        if self.table.command and not self.table.axes:
+            output().print(self.table.header(job_overrides, self.constant), soft_wrap=True)
+        returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
         for job in returned:
             if (ended := ended_of(job)) is not None:
                 keep(ended)
@@ -332,14 +295,16 @@ def _refuse(command: str, config: DictConfig, overrides: Sequence[Override]) -> 
     if objective is not None or sweeper != _WITHOUT_FIGURES:
         from numdev.cli import runners  # late: a sweep without a figure does not wait for torch here
 
-        measured = runners.kind(command, config) if command in _MEASURING else None
-        if objective is None or measured is None:
-            runners.refuse_sweeper(sweeper, measured, command)
-        else:
-            runners.refuse_objective(objective, measured)
+        if command not in ("measure", "speed"):
+            raise BadInput("hydra/sweeper", sweeper, f"numdev {command} has no figure for it")
+        measured = runners.kind(command, config)
+        runners.refuse_objective(objective, measured)
+        if objective is None:
+            example = next(name for name in runners.figures(measured) if name.rpartition(".")[2] in ("max_difference", "latency"))
+            raise BadInput("hydra/sweeper", sweeper, f"it minimises a figure; name one, as in objective={example}")
     if config.get("dry_run") and sweeper != _WITHOUT_FIGURES:
         raise BadInput("hydra/sweeper", sweeper, "it needs figures, and a dry run measures nothing; leave it out")
-    if asked(config):
+    if commands.plot_parts(config):
         from numdev.cli import figures
 
         figures.refuse_of_sweep(config, command, overrides)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import re
 import sys
 import tempfile
-from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,70 +15,55 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from numdev.cli import plotted
 from numdev.cli.compose import Composer, composer, config_folder, register
 from numdev.cli.exit_codes import FAILED, KNOWN, code_of, sentence_of, unforeseen, worst
-from numdev.cli.jobs import Job, NoFigure, Outlet, ended_jobs
-from numdev.cli.plain import wrapped
+from numdev.cli.jobs import Job, NoFigure, ended_jobs, outlet
 from numdev.errors import BadInput
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 MULTIRUN = ("--multirun", "-m")
-_FLAGS = (("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), MULTIRUN)
-_FLAGS_WITH_VALUE = (
+FLAGS = (
+    *(("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), MULTIRUN),
+    ("--shell-completion", "-sc"),
+)
+FLAGS_WITH_VALUE = (
     *(("--cfg", "-c"), ("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")),
-    ("--experimental-rerun",),
+    *(("--experimental-rerun",), ("--info", "-i")),
 )
 
 
-def flag_parser() -> ArgumentParser:
-    """Reads a command line as Hydra does, with the flags that it documents; Hydra itself checks their values."""
-    parser = ArgumentParser(add_help=False, argument_default=SUPPRESS)
-    parser.add_argument("overrides", nargs="*", default=[])
-    for names in (*_FLAGS, ("--shell-completion", "-sc")):
-        parser.add_argument(*names, action="store_true")
-    for names in _FLAGS_WITH_VALUE:
-        parser.add_argument(*names)
-    parser.add_argument("--info", "-i", nargs="?")
-    return parser
-
-
-def read(arguments: Sequence[str]) -> tuple[list[str], Namespace]:
-    """The overrides, and the flags by name, without unknown ones."""
-    parsed, _ = flag_parser().parse_known_intermixed_args(arguments)
-    return parsed.overrides, parsed
-
-
-def split(command: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Separate overrides from flags with their values, which may stand between them on the command line.
-
-    Raises:
-        BadInput: for a flag that Hydra does not have.
-    """
-    parsed, unknown = flag_parser().parse_known_intermixed_args(arguments)
-    if unknown:
-        raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
-    flags = list(arguments)
-    for override in parsed.overrides:
-        flags.remove(override)
-    return parsed.overrides, flags
+def split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
+    """The overrides of a command line, its flags with their values by their long names, and flags that Hydra does not have."""
+    known = {name: (names[0], names in FLAGS_WITH_VALUE) for names in (*FLAGS, *FLAGS_WITH_VALUE) for name in names}
+    overrides, flags, unknown = list[str](), dict[str, str](), list[str]()
+    waiting = list(arguments)
+    while waiting:
+        text = waiting.pop(0)
+        name, equals, value = text.partition("=")
+        if not text.startswith("-"):
+            overrides.append(text)
+        elif name not in known:
+            unknown.append(text)
+        else:
+            long, takes_one = known[name]
+            optional = long == "--info" and (not waiting or waiting[0].startswith("-") or "=" in waiting[0])
+            flags[long] = value if equals or not takes_one or optional or not waiting else waiting.pop(0)
+    return overrides, flags, unknown
 
 
 @contextlib.contextmanager
 def process(arguments: Sequence[str], **environment: str) -> Iterator[None]:
     """Set the arguments of the process and some variables of its environment, which Hydra reads; both are put back at the end."""
-    argv, before = sys.argv, {name: os.environ.get(name) for name in environment}
+    argv, before = sys.argv, os.environ.copy()
     sys.argv = [argv[0], *arguments]
     os.environ.update(environment)
     try:
         yield
     finally:
         sys.argv = argv
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        for name in environment:
+            os.environ.pop(name)
+            os.environ.update({name: before[name]} if name in before else {})
 
 
 def launch(command: str, arguments: list[str]) -> int:
@@ -93,9 +76,6 @@ def launch(command: str, arguments: list[str]) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         return _run(command, arguments, tracebacks=True)
     try:
-        if {"--help", "-h"} & set(arguments):
-            print(help_of(command, arguments))
-            return 0
         return _run(command, arguments)
     except KNOWN as error:
         print(sentence_of(error, _composer(command, arguments)), file=sys.stderr)
@@ -107,21 +87,16 @@ def launch(command: str, arguments: list[str]) -> int:
         return FAILED
 
 
-def help_of(command: str, arguments: list[str]) -> str:
-    """Hydra's help of a command, its long lines wrapped for a terminal of 80 columns."""
-    printed = io.StringIO()
-    ends = contextlib.suppress(SystemExit)  # Hydra ends the process after its help
-    with ends, contextlib.redirect_stdout(printed), process(arguments, HYDRA_FULL_ERROR="1"):
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(lambda _: None)()
-    return wrapped(printed.getvalue().rstrip())
+def folders_of(flags: Mapping[str, str]) -> tuple[Path, ...]:
+    """The config folders of a command: that of numdev, and the user's own."""
+    return config_folder(), *((Path(flags["--config-dir"]).resolve(),) if "--config-dir" in flags else ())
 
 
 def _composer(command: str, arguments: list[str]) -> Composer | None:
     """The settings of the operation and the folders that the arguments name; None where these cannot be composed."""
-    overrides, flags = read(arguments)
-    folders = (config_folder(), *((Path(flags.config_dir).resolve(),) if "config_dir" in flags else ()))
+    overrides, flags, _ = split(arguments)
     operations = [text.partition("=")[2].partition(",")[0] for text in overrides if text.startswith("operation=")]
-    known = composer(folders, getattr(flags, "config_name", CONFIGS[command]), operations[-1] if operations else None)
+    known = composer(folders_of(flags), flags.get("--config-name", CONFIGS[command]), operations[-1] if operations else None)
     try:
         known.choices  # noqa: B018  it is composed here
     except (*KNOWN, OSError):
@@ -130,8 +105,8 @@ def _composer(command: str, arguments: list[str]) -> Composer | None:
 
 
 def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int:
-    arguments = [plotted.braced(text) for text in arguments]
-    job = Job(command, Outlet.here(), tracebacks, tuple(arguments))
+    arguments = [braced(text) for text in arguments]
+    job = Job(command, outlet(), tracebacks, tuple(arguments))
     with ended_jobs() as ended, tempfile.TemporaryDirectory() as scratch:
         try:
             with process(ordered(command, arguments, scratch), HYDRA_FULL_ERROR="1"):
@@ -143,8 +118,11 @@ def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int
             for each in ended.values():
                 if each.sentence:
                     print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
-    if not ended:
-        _show_formats(command, arguments)
+    flags = split(arguments)[1]
+    if not ended and flags.get("--cfg") in ("job", "all") and "--package" not in flags and command != "report":
+        from numdev.cli import completion  # behind the settings that `--cfg job` shows: null, as they have it, is the preset's
+
+        print(*completion.formats(CONFIGS[command], arguments), sep="\n")
     if plans := [each.plan for each in ended.values() if each.plan is not None]:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
@@ -155,14 +133,12 @@ def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int
     return worst(each.code for each in ended.values())
 
 
-def _show_formats(command: str, arguments: list[str]) -> None:
-    """Behind the settings that `--cfg job` shows, the format of every step: null, as they have it, is that of the preset."""
-    _, flags = read(arguments)
-    if getattr(flags, "cfg", None) in ("job", "all") and "package" not in flags and command != "report":
-        from numdev.cli import resolved
-
-        for line in resolved.formats(CONFIGS[command], arguments):
-            print(line)
+def braced(argument: str) -> str:
+    """An argument as Hydra takes it: of `plot=x: a, y: b` the mapping in braces, of `title=a, b` the text in quotes."""
+    name, equals, value = argument.partition("=")
+    if equals and name in ("title", "author") and value != "null" and value[:1] not in ("'", '"'):
+        return "".join([name, "='", value.replace("'", "\\'"), "'"])
+    return f"plot={{{value}}}" if name == "plot" and equals and not value.lstrip().startswith("{") else argument
 
 
 def ordered(command: str, arguments: list[str], scratch: str = ".") -> list[str]:
@@ -174,7 +150,12 @@ def ordered(command: str, arguments: list[str], scratch: str = ".") -> list[str]
     Raises:
         BadInput: for a flag that Hydra does not have, and for a setting that is given twice.
     """
-    texts, flags = split(command, arguments)
+    texts, _, unknown = split(arguments)
+    if unknown:
+        raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
+    flags = list(arguments)
+    for text in texts:
+        flags.remove(text)
     if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
         texts = [re.sub("^study=", "studies=", text) for text in texts]
     try:

@@ -78,16 +78,10 @@ def _dispatch(arguments: list[str]) -> int:
         from numdev.cli import completion
 
         return completion.complete(arguments)
-    if command == "studies":
-        return _studies(rest)
-    if command == "compare":
-        from numdev.cli import compare
+    if command in ("compare", "studies", "tune"):
+        from numdev.cli import tools
 
-        return compare.run(rest)
-    if command == "tune":
-        from numdev.cli import tune
-
-        return tune.run(rest)
+        return tools.run(command, rest)
     if command in COMMANDS:
         from numdev.cli import launch
 
@@ -100,25 +94,6 @@ def _dispatch(arguments: list[str]) -> int:
 
     print(f"numdev: there is no command {command!r}; {one_of(command, COMMANDS)}, or --help", file=sys.stderr)
     return 2
-
-
-def _studies(arguments: list[str]) -> int:
-    """Prints the names and titles of all studies."""
-    from argparse import Namespace
-    from textwrap import fill
-
-    from numdev.cli import plain
-    from numdev.cli.compose import Library, config_folder
-
-    def show(_: Namespace) -> int:
-        library = Library((config_folder(),))
-        names = library.options("study")
-        width = max(map(len, names)) + 2
-        for name in names:
-            print(fill(library.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
-        return 0
-
-    return plain.run(show, plain.Parser("studies", "Prints the name and the title of every study."), arguments)
 
 
 if __name__ == "__main__":

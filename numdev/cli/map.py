@@ -13,7 +13,6 @@ from omegaconf import DictConfig
 from numdev.cli import build, point, runners, studies
 from numdev.cli.compose import Request
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
-from numdev.cli.honoured import kind_of
 from numdev.cli.progress import output
 from numdev.errors import BadInput, Unsupported, one_of
 from numdev.measurement.deviation.measurement import Head, Place, Reference, Subject, head_of
@@ -44,7 +43,7 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
         raise BadInput("format", cfg.format, one_of(cfg.format, document.WRITERS))
     _refuse(place, overrides)
     hydra = HydraConfig.get()
-    request = point.request_of(cfg, studies.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
+    request = point.request_of(cfg, hydra, studies.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
     measured, bench = build.point(request), runners.runner("map", cfg)
     try:
         operation = bench.kind.operation
@@ -80,7 +79,7 @@ def _words(request: Request, place: Place) -> str:
     if place.subject is Subject.BASELINE:
         return f"baseline={request.options.get('baseline', 'custom')}"
     precision = request.options.get("precision")
-    return f"{kind_of(request)}{f' precision={precision}' if precision else ''}"
+    return f"{build.kind_of(request)}{f' precision={precision}' if precision else ''}"
 
 
 def _where(head: Head, place: Place) -> str:

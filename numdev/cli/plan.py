@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,14 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from numdev.machine import available_bytes, size_text
-from numdev.measurement.deviation.measurement import check_memory
 from numdev.measurement.estimate import Estimator, needed_bytes
 from numdev.measurement.runner import Runner
 from numdev.results.store import Store
-from numdev.results.study import DONE, StudyPoint
+from numdev.results.study import StudyPoint, stored
 
-LONG = 60.0  # seconds of a point that are said before it starts
-_MANY = 300.0  # replicates of the largest problem of a calibration below which a point is not calibrated for that
+_UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 @runtime_checkable
@@ -62,7 +59,7 @@ class Plan:
     @staticmethod
     def of(points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, estimates: Estimates, *, fresh: bool) -> Plan:
         """The plan of points with their keys."""
-        left = [point for key, point in points if not point.refused and (fresh or not _is_there(store, key))]
+        left = [point for key, point in points if not point.refused and (fresh or stored(store, key) is None)]
         refused = sum(bool(point.refused) for _, point in points)
         needed = [needed_bytes(bench.kind, point.problem, point.variant) for point in left]
         known, free = [size for size in needed if size is not None], available_bytes(bench.device)
@@ -78,16 +75,10 @@ class Plan:
         )
 
     def __add__(self, other: Plan) -> Plan:
-        both = [one for one in (self.bytes, other.bytes) if one is not None]
-        return Plan(
-            self.points + other.points,
-            self.there + other.there,
-            self.replicates + other.replicates,
-            self.seconds + other.seconds,
-            max(both, default=None),
-            min(self.free, other.free),
-            self.larger + other.larger,
-        )
+        sizes = [one for one in (self.bytes, other.bytes) if one is not None]
+        names = ("points", "there", "replicates", "seconds", "larger")
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Plan(**sums, bytes=max(sizes, default=None), free=min(self.free, other.free))
 
     def cells(self) -> tuple[str, ...]:
         """Replicates, time and memory as text; no figures where nothing is left to measure."""
@@ -103,31 +94,13 @@ class Plan:
         replicates, seconds, memory = self.cells()
         text += f"; {replicates} replicates to measure: {seconds}, {memory} of the {size_text(self.free)} that are free."
         text += f" {self.larger} points need more memory than is free." if self.larger else ""
-        return text if math.isnan(self.seconds) else f"{text} {basis(os.getloadavg()[0], os.cpu_count() or 1)}"
-
-
-def basis(busy: float, processors: int) -> str:
-    """The basis of an estimate of time: the speed at which calibrations ran, which other work on the machine takes from.
-
-    `busy` is how many processes ran or waited for a processor in the last minute.
-    """
-    now = f"; in the last minute {busy:.1f} processes wanted its {processors} processors" if busy > processors else ""
-    return f"The time is that at the machine's present speed, and other work on it makes it longer{now}."
-
-
-def _is_there(store: Store, key: str) -> bool:
-    record = store.get(key)
-    return record is not None and record.status in DONE
+        return text if math.isnan(self.seconds) else f"{text} Other work on the machine makes it longer."
 
 
 def estimates(command: str, cfg: DictConfig, bench: Runner) -> Estimates:
     """The estimator of the time of a command's points; kept, so that a sweep calibrates each variant once."""
-    return _trainings(bench.device, cfg.results) if command == "train" else _estimator_of(bench)
-
-
-def _estimator_of(bench: Runner) -> Estimator:
     kind: Any = bench.kind  # a frozen dataclass, which the protocol does not say
-    return _estimator(kind, str(bench.device))
+    return _trainings(bench.device, cfg.results) if command == "train" else _estimator(kind, str(bench.device))
 
 
 @lru_cache(maxsize=2)
@@ -140,28 +113,6 @@ def _trainings(device: torch.device, results: str) -> Estimates:
 @lru_cache(maxsize=2)
 def _estimator(kind: Any, device: str) -> Estimator:
     return Estimator(kind, device)
-
-
-def announce(point: StudyPoint, bench: Runner, console: Console) -> None:
-    """Say of a point that takes minutes how long it takes, before it starts.
-
-    Raises:
-        BadInput: for a point that needs more memory than is free.
-    """
-    if bench.kind.operation.golden is None:  # of training, which says so by its steps
-        return
-    check_memory(point.problem, bench.device, bench.kind.operation.smaller)
-    known = _estimator_of(bench)
-    if not known.is_long(point.problem, point.seeds, _MANY):
-        return
-    (seconds,) = known.seconds([(point.problem, point.variant, point.baseline, point.seeds)])
-    if seconds > LONG:
-        rest = "an estimate; other work on the machine makes it longer; dry_run=true measures nothing"
-        text = f"note: this point takes {time_text(seconds)} ({rest})"
-        console.print(text, markup=False)
-
-
-_UNITS = (("days", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
 
 
 def time_text(seconds: float) -> str:
@@ -187,6 +138,6 @@ def notes(console: Console, known: Estimates, workers: int = 1) -> None:
     """How the estimates were made, and for how many processes."""
     own = f"{known.calibrated} variant{'s' * (known.calibrated != 1)}"
     others = f"; {known.assumed} further ones are taken to be as fast as their mean" if known.assumed else ""
-    made = f"Estimated from short calibrations of {own}{others}. " if known.calibrated else ""
-    made = f"{made.removesuffix('. ')}, for {workers} processes. " if workers > 1 and made else made
+    processes = f", for {workers} processes" if workers > 1 else ""
+    made = f"Estimated from short calibrations of {own}{others}{processes}. " if known.calibrated else ""
     console.print(f"{made}Nothing was measured or written.", markup=False)

@@ -1,97 +1,182 @@
-"""One point from its configuration: measured and shown, as a line of a sweep, or only planned."""
+"""One point from its configuration: measured and shown, as a line of a sweep, or only planned.
+
+Beside its record a point keeps the overrides of its command, in the manifest of its sweep or of single points: reports know the
+axes of a sweep by it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import build, figures, plan, progress, runners, show, studies, sweep_manifest
-from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, plain
+from numdev.cli import build, figures, jobs, launch, plan, runners, schema, show, studies
+from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, plain, resolved, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
-from numdev.cli.progress import ERRORS, has_own_terminal, output
+from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
 from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput
+from numdev.measurement.deviation.measurement import check_memory
 from numdev.measurement.runner import Runner
-from numdev.results.record import Record, Where
+from numdev.results.manifest import manifest_of, stored_point
+from numdev.results.record import Record
 from numdev.results.store import Store
-from numdev.results.study import DONE, StudyPoint
+from numdev.results.study import DONE
 from numdev.settings import choice
 
+if TYPE_CHECKING:
+    from numdev.measurement.runner import Kind
+
 LOG = logging.getLogger("numdev")
+_OF_THE_RUN = ("results", "out", "plot", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
+_NO_SETTING = ("_target_", *(f"plot.{part.name}" for part in fields(schema.PlotConfig)))
 
 
 def run(cfg: DictConfig, program: str) -> Ended:
     """Measure one point and show its figures; in a sweep return them for its line."""
-    for name, whole in (("shard", 0), ("shards", 1), ("workers", None)):
-        if cfg[name] != whole:
-            raise BadInput(name, cfg[name], f"it is {'of' if name == 'workers' else 'a part of'} a study; give study= too")
     metrics = choice("metrics", Metrics, cfg.metrics)
     bench = runners.runner(program, cfg)
     runners.refuse_objective(cfg.objective, bench.kind)
     expander = studies.expander(HydraConfig.get(), cfg)
-    if not _is_in_sweep():
-        figures.refuse_of_point(cfg, bench.kind, {**expander.manner, **expander.task})
-    request = request_of(cfg, expander)
-    point, names = build.point(request), PointNames.of(request)
+    in_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
+    if not in_sweep:
+        names = [*expander.manner, *expander.task, *said_of_points(Path(cfg.results), bench.kind)]
+        figures.refuse(cfg, names, bench.kind, needs_x=True)
+    request = request_of(cfg, HydraConfig.get(), expander)
+    point, names_of_point = build.point(request), PointNames.of(request)
     store = Store(Path(cfg.results))
-    key = bench.key(point.problem, point.variant, point.baseline, point.seeds)
+    parts = point.problem, point.variant, point.baseline, point.seeds
+    key = bench.key(*parts)
     if cfg.dry_run:
-        return _planned(cfg, program, bench, store, (key, point), names)
+        if cfg.objective is not None:
+            raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
+        estimates = plan.estimates(program, cfg, bench)
+        own = plan.Plan.of([(key, point)], bench, store, estimates, fresh=cfg.fresh)
+        if own.larger:
+            check_memory(point.problem, bench.device, bench.kind.operation.smaller)  # raises
+        if in_sweep:
+            return Ended(plan=own).with_line(own.cells(), None, "measured already" if own.there else "to measure")
+        console = output()
+        console.print(names_of_point.line, style="bold", markup=False)
+        console.print(own.sentence(), markup=False)
+        plan.notes(console, estimates)
+        return Ended()
     record = None if cfg.fresh else store.get(key)
     already = record is not None and record.status in DONE
-    LOG.debug("%s: key %s, %s %s", names.line, key, "measured already in" if already else "not measured yet in", store.path)
+    state = "measured already" if already else "not measured yet"
+    LOG.debug("%s: key %s, %s in %s", names_of_point.line, key, state, store.path)
     if record is None or not already:
-        plan.announce(point, bench, ERRORS)
-        record = _measured(point, bench, store, key)
+        text = f"point {jobs.job_number() + 1} of {jobs.current().table.jobs}" if in_sweep else ""
+        with Progress(point.seeds, ERRORS, live=has_own_terminal(), unit="replicates", text=text) as bar:
+            record = bench.measure(*parts, folder=store.work(key), shared=store.shared, told=bar.replicates, within=bar.within)
         store.put(record)
-    sweep = sweep_manifest.keep(store, program, cfg, expander, request, (bench, record))
+    sweep = _keep(store, program, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
     figure, drawing = runners.objective(cfg.objective, record), figures.Drawing.of(cfg, sweep)
     ended = Ended(code_of_point(record.status), figure=figure, key=record.key, drawing=drawing)
-    if _is_in_sweep() and metrics is Metrics.CHIEF:
+    if in_sweep and metrics is Metrics.CHIEF:
         remark = record.reason or ("measured already" if already else f"{record.seconds:.2f} s")
         return ended.with_line(show.cells(record), record.status, remark)
-    with progress.aside():
-        show.point(output(), record, store.path, names, already=already, metrics=metrics)
+    show.point(output(), record, store.path, names_of_point, already=already, metrics=metrics)
     return ended
 
 
-def request_of(cfg: DictConfig, expander: Expander, **values: Any) -> Request:
-    """The request of a configuration, with some settings in place of its own."""
+def request_of(cfg: DictConfig, hydra: Any, expander: Expander, **values: Any) -> Request:
+    """The request of a configuration, with some settings in place of its own; `hydra` is Hydra's own part of it."""
     raw = dict(flat({name: node for name, node in plain(cfg).items() if name != OPERATION})) | values
-    return Request(raw, expander.composer.said(raw, expander.task), groups_of_points(HydraConfig.get().runtime.choices))
+    return Request(raw, expander.composer.said(raw, expander.task), groups_of_points(hydra.runtime.choices))
 
 
-def _measured(point: StudyPoint, bench: Runner, store: Store, key: str) -> Record:
-    with progress.of_point(point.seeds, ERRORS, live=has_own_terminal()) as bar:
-        where: Where = {"folder": store.work(key), "shared": store.shared}
-        where |= {"told": bar.replicates, "within": bar.within}
-        return bench.measure(point.problem, point.variant, point.baseline, point.seeds, **where)
+def _keep(
+    store: Store, program: str, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]
+) -> str:
+    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it; return its name."""
+    bench, record = measured
+    swept, settings = _swept(), {**expander.manner, **expander.task}
+    labels = {name: settings.get(name, _value(cfg, name)) for name in swept} or settings
+    fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
+    name = _name(program, record, swept, fixed)
+    title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
+    words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
+    values = {one: value for one, value in resolved(request.raw).items() if not one.endswith(_NO_SETTING)}
+    arguments = jobs.current().arguments
+    apart = set(_OF_THE_RUN).difference(swept)
+    command = [text for text in arguments if text.partition("=")[0].lstrip("+") not in apart]
+    point = stored_point(
+        record.key,
+        _plain(labels),
+        number=jobs.job_number() if swept else store.count(name),
+        command=shlex.join(["numdev", program, *command]),
+        explicit=[*labels, *fixed],
+        composed=_plain({**values, **request.options}),  # what a figure can be drawn over
+    )
+    meanings = {column.name: [column.unit, column.meaning] for column in bench.settings}
+    store.put_point(manifest_of(name, record.kind, title, settings=meanings, words=words, swept=list(swept)), point)
+    return name
 
 
-def _planned(
-    cfg: DictConfig, program: str, bench: Runner, store: Store, point: tuple[str, StudyPoint], names: PointNames
-) -> Ended:
-    if cfg.objective is not None:
-        raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
-    estimates = plan.estimates(program, cfg, bench)
-    own = plan.Plan.of([point], bench, store, estimates, fresh=cfg.fresh)
-    if own.larger:
-        plan.announce(point[1], bench, ERRORS)  # raises
-    if _is_in_sweep():
-        return Ended(plan=own).with_line(own.cells(), None, "measured already" if own.there else "to measure")
-    console = output()
-    console.print(names.line, style="bold", markup=False)
-    console.print(own.sentence(), markup=False)
-    plan.notes(console, estimates)
-    return Ended()
+def said_of_points(results: Path, measured: Kind) -> list[str]:
+    """The overrides of the single points of an operation that a folder has."""
+    manifest = Store(results).study(f"points_{_of(measured.operation.name, measured.name)}") or {"points": []}
+    return list(dict.fromkeys(str(name) for point in manifest["points"] for name in point["explicit"]))
 
 
-def _is_in_sweep() -> bool:
-    return HydraConfig.get().mode is RunMode.MULTIRUN
+def _swept() -> tuple[str, ...]:
+    """The names of what the command sweeps over; none where it is a single point."""
+    hydra: Any = HydraConfig.get()
+    if hydra.mode is not RunMode.MULTIRUN:
+        return ()
+    overrides = OverridesParser.create().parse_overrides(launch.split(jobs.current().arguments)[0])
+    return tuple(dict.fromkeys([*(one.key_or_group for one in overrides if one.is_sweep_override()), *params_of(hydra)]))
+
+
+def params_of(hydra: Any) -> list[str]:
+    """The settings that a file, and not the command line, sweeps over."""
+    params = OmegaConf.select(hydra, "sweeper.params")
+    return [str(name) for name in params] if params else []
+
+
+def _value(cfg: DictConfig, name: str) -> Any:
+    """The value in a job of a swept name that is no setting of a point, such as `device`."""
+    chosen = HydraConfig.get().runtime.choices.get(name)
+    value = OmegaConf.select(cfg, name) if chosen is None else chosen
+    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+
+
+def _name(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
+    """The name of a sweep, equal for all its jobs and runs: after its axes, and a hash of the settings that its points share."""
+    of = _of(record.operation, record.kind)
+    if not swept:
+        return f"points_{of}"
+    identity = json.dumps([program, of, sorted(swept), sorted(fixed.items())], default=str)
+    short = "_".join(dict.fromkeys(name.rpartition(".")[2].rpartition("/")[2] for name in swept))
+    return f"sweep_{short}_{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
+
+
+def _of(operation: str, kind: str) -> str:
+    return operation if kind == "deviation" else f"{operation}_{kind}"
+
+
+def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
+    """The title of a sweep: its axes in words, and the other overrides."""
+    axes = [schema.words(name)[0] or name for name in swept]
+    over = " and ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
+    beside = [f"{schema.words(name)[0] or name} = {written(value)}" for name, value in fixed.items() if name != OPERATION]
+    return f"Sweep over {over}" + (f"; {', '.join(beside)}" if beside else "")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON has them; a list is text, as on the command line."""
+    scalar = (str, int, float, bool, type(None))
+    return {name: value if isinstance(value, scalar) else written(value) for name, value in values.items()}

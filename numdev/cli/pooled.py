@@ -1,4 +1,4 @@
-"""Studies measured on a CPU: by how many processes, each with one thread of torch, and which points each of them takes.
+"""Studies measured on a CPU by several processes, each with one thread of torch, and which points each of them takes.
 
 One thread measures as fast beside busy neighbours as alone, and its sums have one order: the bits of a study do not depend on how
 many processes measure it.
@@ -52,20 +52,6 @@ def one_thread(bench: Runner) -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def refuse_unusable(workers: int | None, bench: Runner) -> None:
-    """Raise BadInput for a number of workers that cannot be had."""
-    if workers is None or workers == 1:
-        return
-    if workers < 1:
-        raise BadInput("workers", workers, "give a number of processes, at least 1, or null")
-    if not is_pooled(bench):
-        raise BadInput("workers", workers, "they measure deviations, on a CPU; leave it out, or use device=cpu")
-    if sys.platform != "linux":
-        raise BadInput("workers", workers, "they need Linux; leave it out")
-    if torch.get_num_threads() > 1:
-        raise BadInput("workers", workers, f"each has one thread, and {THREADS} states more; leave one of them out")
-
-
 def number(workers: int | None, bench: Runner, points: Sequence[StudyPoint], *, alone: bool) -> int:
     """How many processes measure these points: `workers` if it is given, else one for each usable core if that is worth it.
 
@@ -74,12 +60,19 @@ def number(workers: int | None, bench: Runner, points: Sequence[StudyPoint], *, 
         bench: measures the points, under `one_thread`.
         points: those that are not stored.
         alone: whether no other process measures a part of the same study.
+
+    Raises:
+        BadInput: for a number of workers that cannot be had.
     """
+    if workers is not None and workers < 1:
+        raise BadInput("workers", workers, "give a number of processes, at least 1, or null")
+    able = is_pooled(bench) and sys.platform == "linux" and torch.get_num_threads() == 1
     if workers is not None:
+        if workers > 1 and not able:
+            hint = f"they measure deviations, on a CPU under Linux, with one thread each; leave out workers, or {THREADS}"
+            raise BadInput("workers", workers, hint)
         return min(workers, max(len(points), 1))
-    if not (alone and is_pooled(bench) and sys.platform == "linux" and torch.get_num_threads() == 1):
-        return 1
-    if sum(_replicates(bench, point) for point in points) < _REPLICATES:
+    if not (alone and able) or sum(_replicates(bench, point) for point in points) < _REPLICATES:
         return 1
     return max(1, min(usable_cores(), len(points), available_bytes(bench.device) // _BYTES))
 
@@ -160,8 +153,8 @@ class Workers(ProcessPoolExecutor):
         if left:
             progress(len(ended), len(work), left[0][1])
         try:
-            shared = tasks([item for item in left if item not in alone], bench, self.count)
             at = {key: i for i, key in enumerate(keys)}
+            shared = tasks([item for item in left if item not in alone], bench, self.count)
             futures = {self.submit(_measure, place, [(key, at[key]) for key, _ in part]): part for part in shared}
             for future in as_completed(futures):
                 ended.update(future.result())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -36,12 +34,8 @@ def output() -> Console:
 def has_own_terminal() -> bool | None:
     """False where other jobs write to the same terminal at the same time, so that bars would overwrite each other; else None."""
     hydra = HydraConfig.get()
-    return None if hydra.mode is RunMode.RUN or is_basic(hydra.launcher) else False
-
-
-def is_basic(launcher: Any) -> bool:
-    """Whether a launcher runs one job after the other in this process."""
-    return str(launcher._target_).rpartition(".")[2] == "BasicLauncher"
+    alone = hydra.mode is RunMode.RUN or str(hydra.launcher._target_).endswith(".BasicLauncher")
+    return None if alone else False
 
 
 class Progress:
@@ -53,12 +47,12 @@ class Progress:
         done: points that are in the store, of all studies so far; or replicates of the one point.
     """
 
-    def __init__(self, total: int, console: Console, *, live: bool | None = None, unit: str = "points") -> None:
+    def __init__(self, total: int, console: Console, *, live: bool | None = None, unit: str = "points", text: str = "") -> None:
         self.done = 0
         self._total, self._console, self._unit = total, console, unit
-        self._text = ""
+        self._text = text
         self._start = self._last_time = time.monotonic()
-        self._last_line = -1 if self._of_studies else 0  # a short point prints no line
+        self._last_line = -1 if unit == "points" else 0  # a short point prints no line
         self._bar: RichProgress | None = None
         self._task: Any = None
         self._steps: Any = None
@@ -66,7 +60,7 @@ class Progress:
             point = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
             columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), point)
             self._bar = RichProgress(*columns, console=console, transient=True, expand=True)
-            self._task = self._bar.add_task("", total=total)
+            self._task = self._bar.add_task(text, total=total)
 
     def __enter__(self) -> Progress:
         if self._bar is not None:
@@ -77,26 +71,13 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Take the bar away while results are printed: rich would print them where the bar is, which is not where results go."""
-        if self._bar is not None:
-            self._bar.stop()
-        yield
-        if self._bar is not None:
-            self._bar.start()
-
-    @property
-    def _of_studies(self) -> bool:
-        return self._unit == "points"
-
     def replicates(self, done: int, total: int) -> None:
         """Show that so many replicates of the current point are done."""
-        if self._of_studies:
+        if self._unit == "points":
             self._show(f"{self._text}, replicate {done} of {total}" if done < total else self._text, done / total)
         else:
             self.done, self._total = done, total
-            self._show("")
+            self._show(self._text)
 
     def within(self, done: int, total: int, text: str) -> None:
         """Show that so many steps of the current replicate are done; `text` names the run and its figures."""
@@ -134,51 +115,10 @@ class Progress:
     def _print(self, text: str, *, at_once: bool = False) -> None:
         """Print a line; unless at once, only if the last one is a minute old or a tenth of the points is done."""
         now = time.monotonic()
-        line = self.done * _LINES // max(self._total, 1) if self._of_studies else 0
+        line = self.done * _LINES // max(self._total, 1) if self._unit == "points" else 0
         if line == self._last_line and now - self._last_time < _SECONDS and not at_once:
             return
         self._last_line, self._last_time = line, now
         elapsed = now - self._start
         left = f", about {elapsed / self.done * (self._total - self.done):.0f} s left" if self.done else ""
         self._console.print(f"{self.done}/{self._total} {self._unit}, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)
-
-
-_SWEEP: ContextVar[Progress | None] = ContextVar("sweep", default=None)
-
-
-@contextmanager
-def sweep(points: int, console: Console) -> Iterator[None]:
-    """In it the points of a sweep move one bar, if the console is a terminal; elsewhere each prints its line alone."""
-    if not console.is_terminal:
-        yield
-        return
-    with Progress(points, console) as bar:
-        token = _SWEEP.set(bar)
-        try:
-            yield
-        finally:
-            _SWEEP.reset(token)
-
-
-@contextmanager
-def of_point(replicates: int, console: Console, *, live: bool | None) -> Iterator[Progress]:
-    """The bar of the sweep that a point belongs to, or one of its own."""
-    if (bar := _SWEEP.get()) is not None:
-        yield bar
-        return
-    with Progress(replicates, console, live=live, unit="replicates") as own:
-        yield own
-
-
-def begin(done: int, text: str) -> None:
-    """Tell the bar of a sweep that so many of its points are done, and which one comes."""
-    if (bar := _SWEEP.get()) is not None:
-        bar.point(done, text)
-
-
-@contextmanager
-def aside() -> Iterator[None]:
-    """Take the bar of a sweep away while results are printed."""
-    bar = _SWEEP.get()
-    with nullcontext() if bar is None else bar.aside():
-        yield

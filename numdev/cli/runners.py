@@ -10,8 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from numdev.cli import nodes
-from numdev.cli.claims import Comparable
+from numdev.cli import build
 from numdev.cli.compose import OPERATION, plain
 from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.measurement import KIND, Deviations
@@ -45,8 +44,15 @@ def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -
     """The kind of measurement of a command; arguments and errors as those of `runner`."""
     operation = operation_of(_node(cfg) if node is None else node)
     if command == "train":
-        return _training(operation)
-    _refuse_without_golden(operation)
+        from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
+
+        if operation.golden is not None:
+            hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
+            raise BadInput(OPERATION, operation.name, hint)
+        return WeightsOverTraining(operation)
+    if operation.golden is None:
+        hint = "it has no exact result, its runs are compared with one another; use numdev train"
+        raise BadInput(OPERATION, operation.name, hint)
     if command != "speed":
         return Deviations(operation)
     budget = Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most)
@@ -56,24 +62,7 @@ def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -
 @lru_cache(maxsize=2)
 def _deviations(node: str, device: str) -> Runner:
     """Kept so that golden results serve the next job of a sweep too."""
-    operation = operation_of(json.loads(node))
-    _refuse_without_golden(operation)
-    return Runner(Deviations(operation), device)
-
-
-def _training(operation: Operation) -> Kind:
-    from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
-
-    if operation.golden is not None:
-        hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
-        raise BadInput(OPERATION, operation.name, hint)
-    return WeightsOverTraining(operation)
-
-
-def _refuse_without_golden(operation: Operation) -> None:
-    if operation.golden is None:
-        hint = "it has no exact result, its runs are compared with one another; use numdev train"
-        raise BadInput(OPERATION, operation.name, hint)
+    return Runner(kind("measure", DictConfig({}), json.loads(node)), device)
 
 
 def _node(cfg: DictConfig) -> Any:
@@ -86,7 +75,7 @@ def operation_of(node: Mapping[str, Any] | None) -> Operation:
     Raises:
         BadInput: if it makes none.
     """
-    operation = nodes.build({OPERATION: node}, OPERATION)
+    operation = build.node({OPERATION: node}, OPERATION)
     if isinstance(operation, Operation):
         return operation
     raise BadInput(OPERATION, node, "it makes no numdev.measurement.operation.Operation; give operation=NAME, an option")
@@ -113,50 +102,24 @@ def _following(table: Sequence[Column]) -> list[str]:
     return [*DERIVED, *(OF_COUNTED if "l2_bytes" in names else ())] if "latency" in names else []
 
 
-def comparable(program: str, operation: Operation) -> Comparable:
-    """The columns that the claims of a study may compare in the points of an operation as a command measures them."""
+def comparable(program: str, operation: Operation) -> list[str]:
+    """The columns that the claims and the plot of a study may name, of points of an operation as a command measures them."""
     if operation.golden is None:
-        return _of_training()
+        from numdev.training.weights import RUN, TABLES, WEIGHTS  # late: it imports every model
+
+        of_tables = [[one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN)]
+        return [*of_tables[0], *(name for name in of_tables[1] if f"baseline_{name}" in of_tables[1])]
     deviations = figures(Deviations(operation))
     if program != "speed":
-        return Comparable(deviations)
+        return deviations
     of_speed, of_outputs = figures(Speeds(operation)), {name.rpartition(".")[2] for name in deviations}
-    lacks = "numdev speed measures each point by itself, and deviations from golden alone"
-    return Comparable([*of_speed, *(f"{operation.primary}.{name}" for name in of_speed if name in of_outputs)], (), lacks)
-
-
-def _of_training() -> Comparable:
-    """Differences of all weights from those of the reference after the last step, and what both runs have as a whole."""
-    from numdev.training.weights import RUN, TABLES, WEIGHTS  # late: it imports every model
-
-    names = {name: [one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN)}
-    both = [name for name in names[RUN] if f"baseline_{name}" in names[RUN]]
-    lacks = "a study of training compares the weights of each run with those of its reference already"
-    return Comparable([*names[WEIGHTS], *both], both, lacks)
+    return [*of_speed, *(f"{operation.primary}.{name}" for name in of_speed if name in of_outputs)]
 
 
 def refuse_objective(text: str | None, kind: Kind) -> None:
-    """Find out before anything is measured that there is no such figure to minimise.
-
-    Raises:
-        BadInput: naming the figures that there are.
-    """
+    """Raise BadInput before anything is measured where there is no such figure to minimise."""
     if text is not None and text not in (known := figures(kind)):
         raise BadInput("objective", text, one_of(text, known, most=12))
-
-
-def refuse_sweeper(sweeper: str, kind: Kind | None, command: str) -> None:
-    """Say what a sweeper lacks that minimises a figure; `kind` is None where the command has no figures.
-
-    Raises:
-        BadInput: always.
-    """
-    if kind is None:
-        raise BadInput("hydra/sweeper", sweeper, f"numdev {command} has no figure for it")
-    known, table = figures(kind), next(iter(kind.columns.values()))
-    chief = next((column.name for column in table if column.use is Use.CHIEF), "")
-    example = next((name for name in known if chief and name.endswith(f".{chief}")), known[0])
-    raise BadInput("hydra/sweeper", sweeper, f"it minimises a figure; name one, as in objective={example}")
 
 
 def objective(text: str | None, record: Record) -> float | None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from textwrap import wrap
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, OmegaConf
@@ -20,17 +19,12 @@ from numdev.training.rung import Reference
 
 _LABEL, _WIDTH = 30, 76  # columns of a setting with its default, and of both columns of the help
 
-_OPERATIONS: dict[str, dict[str, type]] = {
-    "attention": GROUPS,
-    "attention_backward": BACKWARD_GROUPS,
-    "training": TRAINING_GROUPS,
+_OPERATIONS: dict[str, tuple[dict[str, type], dict[str, Any]]] = {
+    "attention": (GROUPS, {}),
+    "attention_backward": (BACKWARD_GROUPS, BACKWARD_DEFAULTS),
+    "training": (TRAINING_GROUPS, TRAINING_DEFAULTS),
 }
-"""The groups and nodes of each operation that have a schema."""
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "attention": {},
-    "attention_backward": BACKWARD_DEFAULTS,
-    "training": TRAINING_DEFAULTS,
-}
+"""The groups and nodes of each operation whose settings are fields, and defaults that differ from those of the fields."""
 
 
 @dataclass
@@ -177,74 +171,53 @@ class NodesConfig:
     baseline: Any = None
 
 
-@dataclass
-class PointConfig(NodesConfig, RunConfig):
-    """A run, and the nodes of its points."""
+_COMMANDS: dict[str, tuple[type, ...]] = {
+    "map": (MappedConfig, NodesConfig),
+    "measure": (PlottedConfig, RunConfig, NodesConfig),
+    "paper": (StudiesConfig, RunConfig, NodesConfig),
+    "speed": (TimedConfig, RunConfig, NodesConfig),
+    "train": (TrainedConfig, RunConfig, NodesConfig),
+    "report": (ReportConfig,),
+}
+"""The classes whose fields the configuration of each command has."""
 
 
-@dataclass
-class MeasureConfig(PlottedConfig, PointConfig):
-    """`numdev measure`."""
+def register() -> None:
+    """Make known to Hydra what the primary files of `configs/` and those of operations name in their defaults lists.
+
+    A command's schema leaves room for the groups of an operation. The node of a group holds the defaults of its settings, whose
+    types `numdev.settings.make` checks.
+    """
+    OmegaConf.register_new_resolver("numdev.settings", explained, replace=True)
+    store = ConfigStore.instance()
+    for command, kinds in _COMMANDS.items():
+        flags = {} if command == "report" else {"struct": False}
+        store.store(name=f"{command}_schema", node=OmegaConf.structured(make_dataclass("Config", [], bases=kinds), flags=flags))
+    for operation, (groups, defaults) in _OPERATIONS.items():
+        nodes: dict[str, Any] = {}
+        for group, kind in groups.items():
+            nodes |= {f"{group}._target_": f"{kind.__module__}.{kind.__qualname__}"}
+            nodes |= {f"{group}.{name}": default for name, default in node_of(kind).items()}
+            nodes |= {f"{group}.{one.name}": one.default for one in declared(kind)}
+        changed = {name: default for name, default in defaults.items() if name in nodes}
+        store.store(name=f"{operation}_schema", node=nested(nodes | changed))
 
 
-@dataclass
-class MapConfig(NodesConfig, MappedConfig):
-    """`numdev map`: the nodes of a point, and no settings of a run."""
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted name as mappings within mappings."""
+    config: dict[str, Any] = {}
+    for key, value in settings.items():
+        *parents, name = key.split(".")
+        node = config
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+    return config
 
 
-@dataclass
-class SpeedConfig(TimedConfig, PointConfig):
-    """`numdev speed`."""
-
-
-@dataclass
-class TrainConfig(TrainedConfig, PointConfig):
-    """`numdev train`."""
-
-
-@dataclass
-class PaperConfig(StudiesConfig, PointConfig):
-    """`numdev paper`."""
-
-
-_COMMANDS = {"map": MapConfig, "measure": MeasureConfig, "paper": PaperConfig, "speed": SpeedConfig, "train": TrainConfig}
-"""The schemas of the commands that make points."""
-
-
-def _schemas() -> Iterator[tuple[str, Any]]:
-    """The schema of each command, which leaves room for an operation's groups, and those of the groups of each operation."""
-    for name, kind in _COMMANDS.items():
-        yield name, OmegaConf.structured(kind, flags={"struct": False})
-    yield "report", ReportConfig
-    for name, groups in _OPERATIONS.items():
-        yield name, {group: _schema(group, kind, _DEFAULTS[name]) for group, kind in groups.items()}
-
-
-def _schema(group: str, kind: type, defaults: Mapping[str, Any]) -> type:
-    """The dataclass against which OmegaConf checks a node of a class: its settings, and what it holds of other nodes."""
-    if hasattr(kind, "_target_"):
-        return kind
-    known: dict[str, tuple[Any, Any]] = {"_target_": (str, f"{kind.__module__}.{kind.__qualname__}")}
-    known |= {name: (Any, default) for name, default in node_of(kind).items()}
-    nested: dict[str, dict[str, tuple[Any, Any]]] = {}
-    for one in declared(kind):
-        node, _, name = one.name.rpartition(".")
-        (nested.setdefault(node, {}) if node else known)[name] = _checked(one.kind, one.default), one.default
-    known |= {name: (made := _dataclass(name, own), field(default_factory=made)) for name, own in nested.items()}
-    changed = {name: (known[name][0], defaults[f"{group}.{name}"]) for name in known if f"{group}.{name}" in defaults}
-    return _dataclass(group, known | changed)
-
-
-def _dataclass(name: str, known: Mapping[str, tuple[Any, Any]]) -> type:
-    return make_dataclass(name.title(), [(key, *kind) for key, kind in known.items()])
-
-
-def _checked(hint: Any, default: Any) -> Any:
-    """The type that OmegaConf checks: of numbers, lists of them and flags; whatever is written as text is text."""
-    arms = [arm for arm in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)) if arm is not type(None)]
-    first = arms[0]
-    kind = list[get_args(first)[0]] if get_origin(first) is tuple else first if first in (bool, int, float) else str  # type: ignore[misc]
-    return kind | None if default is None or type(None) in get_args(hint) else kind
+def nodes() -> set[str]:
+    """The names of the groups and nodes of all operations that have a schema."""
+    return {group for groups, _ in _OPERATIONS.values() for group in groups}
 
 
 _NODES = {"reference": "baseline"}
@@ -254,7 +227,7 @@ _NODES = {"reference": "baseline"}
 @cache
 def settings() -> dict[str, Setting]:
     """Every declared setting of the groups that have a schema, by its dotted name."""
-    groups = [item for own in reversed(_OPERATIONS.values()) for item in own.items()]  # what several have is as in attention
+    groups = [item for own, _ in reversed(_OPERATIONS.values()) for item in own.items()]  # what several have is as in attention
     return {f"{group}.{one.name}": one for group, kind in groups for one in declared(kind)}
 
 
@@ -305,12 +278,12 @@ def explained(group: str, *names: str) -> str:
     """
     lines = []
     operation, _, group = group.rpartition("/")
-    kinds = _OPERATIONS[operation or "attention"]
+    kinds, defaults = _OPERATIONS[operation or "attention"]
     for one in declared({**kinds, **_OF_COMMANDS}[group]):
         if names and one.name not in names:
             continue
         name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name
-        value = _DEFAULTS[operation or "attention"].get(f"{group}.{one.name}", one.default)
+        value = defaults.get(f"{group}.{one.name}", one.default)
         default = "null" if value is None else str(value).replace("${", "").replace("}", "")
         label = f"{name}={default.lower() if isinstance(value, bool) else default}"
         lines += _hanging(label, f"{one.unit}: {one.text}" if one.unit else one.text)
@@ -323,11 +296,3 @@ def _hanging(label: str, text: str) -> list[str]:
     first = f"{label:<{_LABEL}}" if len(label) + 2 <= _LABEL else gap
     lines = wrap(text, _WIDTH, initial_indent=first, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
     return lines if first != gap else [label, *lines]
-
-
-def register() -> None:
-    """Make the types known to Hydra, which the primary files of `configs/` name in their defaults lists."""
-    OmegaConf.register_new_resolver("numdev.settings", explained, replace=True)
-    store = ConfigStore.instance()
-    for name, node in _schemas():
-        store.store(name=f"{name}_schema", node=node)

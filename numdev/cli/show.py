@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from numdev.cli import honoured, nodes
+from numdev.cli import build
 from numdev.cli.compose import Request, written
 from numdev.cli.jobs import status_text
 from numdev.measurement.deviation.measurement import COUNTERS
@@ -39,8 +39,7 @@ _CHIEF_OF_SPEED = (
     *("peak_bytes", "temporary_bytes", "max_difference", "rmse", "max_u"),
 )
 _MORE = "metrics=all prints every metric"
-_LEFT: dict[str, Any] = {"title_justify": "left", "box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
-Figures = dict[tuple[str, str], dict[str, str]]  # (subject, reference) to metric to text
+_LEFT: dict[str, Any] = {"title_justify": "left", "caption_justify": "left", "box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
 
 
 class Metrics(Enum):
@@ -67,15 +66,15 @@ class PointNames:
     @classmethod
     def of(cls, request: Request) -> PointNames:
         """The names of what a request measures."""
-        read, variant = honoured.reads(request), honoured.kind_of(request)
+        read, variant = build.reads(request), build.kind_of(request)
         shown = {variant.partition("=")[0]: variant} if "=" in variant else {}
+        groups = {name.partition(".")[0] for name in read} - {"baseline"}
+        said = {one.name for one in request.said.values()}
         for group, option in request.options.items():
-            is_read = any(name == group or name.startswith(f"{group}.") for name in read)
-            is_said = any(one.name == group for one in request.said.values())
-            if is_said or (is_read and group != "baseline" and option != _USUAL):
+            if group in said or (group in groups and option != _USUAL):
                 shown.setdefault(group, f"{group}={option}")
         if _SIZE in request.raw:
-            shown[_SIZE] = f"{_SIZE}={written(nodes.at(request.config, _SIZE))}"
+            shown[_SIZE] = f"{_SIZE}={written(build.at(request.config, _SIZE))}"
         for one in request.said.values():
             shown.setdefault(one.name, str(one))
         return cls(" ".join(shown.values()), variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
@@ -92,18 +91,12 @@ def point(
         body = {"speed": _speed, "training": _training}.get(record.kind, _deviation)
         for part in body(record, names, metrics):
             console.print(part, markup=False)
-    console.print(status(record, already=already))
-    console.print(f"record {record.key} in {path}", style="dim", soft_wrap=True)
-
-
-def status(record: Record, *, already: bool) -> Text:
-    """How a point ended, in one line."""
     seeds = record.config["seeds"]
-    line = Text.assemble(status_text(record.status))
-    line.append(f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
+    line = Text.assemble(status_text(record.status), f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
     line.append(f": {record.reason}" if record.reason and not record.rows else "")
     line.append("; already measured (fresh=true measures again)" if already else "")
-    return line
+    console.print(line)
+    console.print(f"record {record.key} in {path}", style="dim", soft_wrap=True)
 
 
 def cells(record: Record) -> tuple[str, ...]:
@@ -140,33 +133,36 @@ def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class Compared:
-    """The first chief figure of a record's primary output: from golden, of the variant and of the baseline, and their ratio."""
-
-    metric: str
-    output: str
-    variant: Interval
-    baseline: Interval | None
-    quotient: Interval | None
-
-    @classmethod
-    def of(cls, record: Record) -> Compared:
-        """The figure in the rows of a record; without a baseline it has no ratio."""
-        metric, output = next(column.name for column in record.primary if column.use is Use.CHIEF), record.outputs[0]
-        rows = {subject: _rows(record, subject, output) for subject in ("variant", "baseline")}
-        values = {subject: [row[metric] for row in own] for subject, own in rows.items()}
-        clusters = {subject: [row["cluster"] for row in own] for subject, own in rows.items()}
-        variant = mean(values["variant"], clusters=clusters["variant"])
-        if not rows["baseline"]:
-            return cls(metric, output, variant, None, None)
-        quotient = ratio(values["variant"], values["baseline"], clusters=clusters["variant"])
-        return cls(metric, output, variant, mean(values["baseline"], clusters=clusters["baseline"]), quotient)
+def _table(title: str | None, header: Sequence[str], rows: Iterable[tuple[str, ...]], figures: int, caption: str = "") -> Table:
+    """A table whose columns from `figures` on are numbers."""
+    table = Table(title=title or None, caption=caption or None, **_LEFT)
+    for i, name in enumerate(header):
+        is_number = i >= figures and name != "meaning"
+        table.add_column(name, justify="right" if is_number else "left", vertical="bottom", no_wrap=name in ("metric", "unit"))
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
-def _rows(record: Record, subject: str, output: str) -> list[Mapping[str, Any]]:
-    own = (row for row in record.rows if (row["subject"], row["reference"], row["output"]) == (subject, "golden", output))
-    return sorted(own, key=lambda row: int(row["seed"]))
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _compared(record: Record) -> tuple[str, Interval, Interval | None, Interval | None]:
+    """The first chief figure of the primary output from golden: its name, of variant, of baseline, and their ratio."""
+    metric = next(column.name for column in record.primary if column.use is Use.CHIEF)
+    values: dict[str, list[Any]] = {}
+    for subject in ("variant", "baseline"):
+        place = (subject, "golden", record.outputs[0])
+        rows = [row for row in record.rows if (row["subject"], row["reference"], row["output"]) == place]
+        rows.sort(key=lambda row: int(row["seed"]))
+        values[subject], values[f"{subject} clusters"] = [row[metric] for row in rows], [row["cluster"] for row in rows]
+    clusters = values["variant clusters"]
+    variant = mean(values["variant"], clusters=clusters)
+    if not values["baseline"]:
+        return metric, variant, None, None
+    baseline = mean(values["baseline"], clusters=values["baseline clusters"])
+    return metric, variant, baseline, ratio(values["variant"], values["baseline"], clusters=clusters)
 
 
 def sentences(record: Record, variant: str, baseline: str) -> list[str]:
@@ -174,15 +170,15 @@ def sentences(record: Record, variant: str, baseline: str) -> list[str]:
 
     No verdict follows from an output that holds NaN or Inf, or zeros alone; `record.reason` says how many.
     """
-    one = Compared.of(record)
-    head = f"{one.metric} of {one.output} from golden: {variant} {significant(one.variant.estimate, 3)}"
+    metric, of_variant, of_baseline, quotient = _compared(record)
+    head = f"{metric} of {record.outputs[0]} from golden: {variant} {significant(of_variant.estimate, 3)}"
     if record.status is Status.NONFINITE:
         head = f"Of the other elements, {head}"
-    if one.baseline is None or one.quotient is None:
-        return [f"{head}, {_interval(one.variant)}."]
+    if of_baseline is None or quotient is None:
+        return [f"{head}, {_interval(of_variant)}."]
     return [
-        f"{head}, baseline ({baseline}) {significant(one.baseline.estimate, 3)}.",
-        f"{variant} / baseline = {_quotient(one.quotient, variant, judged=record.status is Status.OK)}.",
+        f"{head}, baseline ({baseline}) {significant(of_baseline.estimate, 3)}.",
+        f"{variant} / baseline = {_quotient(quotient, variant, judged=record.status is Status.OK)}.",
     ]
 
 
@@ -210,59 +206,46 @@ def _interval(of: Interval) -> str:
 
 
 def _deviation_cells(record: Record) -> tuple[str, ...]:
-    one = Compared.of(record)
-    if one.baseline is None or one.quotient is None:
-        return significant(one.variant.estimate, 3), "", ""
-    quotient = one.quotient.text() if one.quotient.count > 1 else significant(one.quotient.estimate, 3)
-    if record.status is not Status.OK:
-        quotient = ""  # no verdict follows from the elements that are left
-    return significant(one.variant.estimate, 3), significant(one.baseline.estimate, 3), quotient
+    _, variant, baseline, quotient = _compared(record)
+    if baseline is None or quotient is None:
+        return significant(variant.estimate, 3), "", ""
+    text = quotient.text() if quotient.count > 1 else significant(quotient.estimate, 3)
+    judged = record.status is Status.OK  # no verdict follows from the elements that are left
+    return significant(variant.estimate, 3), significant(baseline.estimate, 3), text if judged else ""
 
 
 def _deviation(record: Record, names: PointNames, metrics: Metrics) -> Iterator[RenderableType]:
+    """Sentences; of the chief metrics a table as narrow as a terminal of 80 columns, of all of them one for each output."""
     yield from sentences(record, names.variant, names.baseline)
-    if metrics is Metrics.ALL:
-        yield from _every_metric(record)
-    else:
-        yield Text(f"mean ± half its 95 % confidence interval; {_MORE}", style="italic")
-        yield _chief(record)
-
-
-def _chief(record: Record) -> Table:
-    """The chief figures of every output, as narrow as a terminal of 80 columns."""
-    table = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     of_output = {output: _figures(record, output) for output in dict.fromkeys(row["output"] for row in record.rows)}
-    pairs = [pair for pair in _COLUMNS if any(pair in figures for figures in of_output.values())]
-    names = [column.name for column in record.primary if column.use is Use.CHIEF]
-    table.add_column("", no_wrap=True)
-    table.add_column("metric", vertical="bottom", no_wrap=True)
-    for pair in pairs:
-        table.add_column(_COLUMNS[pair], justify="right", no_wrap=True)
-    for output, figures in of_output.items():
-        for name in names if output == record.outputs[0] else names[:_OF_OTHERS]:
-            values = (figures.get(pair, {}).get(name, "").replace(" ± ", "±") for pair in pairs)
-            table.add_row(output if name == names[0] else "", name, *values)
-    return table
-
-
-def _every_metric(record: Record) -> Iterator[Table]:
-    for output in dict.fromkeys(row["output"] for row in record.rows):
-        figures = _figures(record, output)
-        table = Table(title=f"{output}: mean over replicates ± half its 95 % confidence interval", **_LEFT)
-        for header in ("metric", "unit"):
-            table.add_column(header, vertical="bottom", no_wrap=True)
-        for pair in figures:
-            table.add_column(_COLUMNS[pair], justify="right")
-        for column in _measured(record):
-            table.add_row(column.name, column.unit, *(by_metric[column.name] for by_metric in figures.values()))
+    if metrics is Metrics.CHIEF:
+        yield Text(f"mean ± half its 95 % confidence interval; {_MORE}", style="italic")
+        pairs = [pair for pair in _COLUMNS if any(pair in figures for figures in of_output.values())]
+        chief = [column.name for column in record.primary if column.use is Use.CHIEF]
+        table = Table("", "metric", *(_COLUMNS[pair] for pair in pairs), box=SIMPLE_HEAD, padding=0, show_edge=False)
+        for i, column in enumerate(table.columns):
+            column.no_wrap, column.vertical, column.justify = True, "bottom", "right" if i > 1 else "left"
+        for output, figures in of_output.items():
+            for name in chief if output == record.outputs[0] else chief[:_OF_OTHERS]:
+                values = (figures.get(pair, {}).get(name, "").replace(" ± ", "±") for pair in pairs)
+                table.add_row(output if name == chief[0] else "", name, *values)
         yield table
-    if any(len(counted) > 1 for counted in record.table(COUNTERS)):
-        yield _counters(record)
+        return
+    for output, figures in of_output.items():
+        rows = ((one.name, one.unit, *(own[one.name] for own in figures.values())) for one in _measured(record))
+        title = f"{output}: mean over replicates ± half its 95 % confidence interval"
+        yield _table(title, ["metric", "unit", *(_COLUMNS[pair] for pair in figures)], rows, 2)
+    counted, meanings = record.table(COUNTERS), {column.name: column.meaning for column in record.columns[COUNTERS]}
+    names_of = [name for name in dict.fromkeys(name for row in counted for name in row) if name != "seed"]
+    if names_of:
+        means = {name: _mean_text(name, [float(row[name]) for row in counted if name in row]) for name in names_of}
+        lines = ((name, means[name], meanings.get(name, "")) for name in names_of)
+        yield _table("what the runs counted: mean over replicates", ["counter", "mean", "meaning"], lines, 3)
 
 
-def _figures(record: Record, output: str) -> Figures:
+def _figures(record: Record, output: str) -> dict[tuple[str, str], dict[str, str]]:
     """Each figure of an output with its interval; of finite results NaN says only that it is not defined in a replicate."""
-    figures: Figures = {}
+    figures: dict[tuple[str, str], dict[str, str]] = {}
     for pair in _COLUMNS:
         rows = [r for r in record.rows if r["output"] == output and (r["subject"], r["reference"]) == pair]
         for column in _measured(record) if rows else ():
@@ -275,15 +258,6 @@ def _figures(record: Record, output: str) -> Figures:
 def _measured(record: Record) -> list[Column]:
     """The columns of figures."""
     return [column for column in record.primary if column.use in (Use.CHIEF, Use.FIGURE)]
-
-
-def _counters(record: Record) -> Table:
-    table = Table("counter", "mean", "meaning", title="what the runs counted: mean over replicates", **_LEFT)
-    rows, meanings = record.table(COUNTERS), {column.name: column.meaning for column in record.columns[COUNTERS]}
-    for name in dict.fromkeys(name for counted in rows for name in counted if name != "seed"):
-        values = [float(counted[name]) for counted in rows if name in counted]
-        table.add_row(name, _mean_text(name, values), meanings.get(name, ""))
-    return table
 
 
 def _mean_text(metric: str, values: list[float]) -> str:
@@ -302,27 +276,16 @@ def _mean_text(metric: str, values: list[float]) -> str:
 def _speed(record: Record, names: PointNames, metrics: Metrics) -> Iterator[RenderableType]:
     """Time in words, and a table with a column for each replicate."""
     rows = [derived(row) for row in record.rows]
-    yield f"{names.variant}: {', '.join(_speed_words(rows[0]))} from golden."
-    title = "; ".join(filter(None, [record.kernel, _MORE if metrics is Metrics.CHIEF else ""]))
-    table = Table("figure", "unit", title=title or None, **_LEFT)
-    for row in rows:
-        table.add_column(f"seed {row['seed']}", justify="right")
+    ms, *rate, mib, rmse = _speed_cells(record)
+    words = f"{rate[0]} TFLOP/s ({rate[1]} of a matrix product), " if rate[0] else ""
+    yield f"{names.variant}: {ms} ms a call, {words}{mib} MiB, RMSE {rmse} from golden."
+    is_chief = metrics is Metrics.CHIEF
+    title = "; ".join(filter(None, [record.kernel, _MORE if is_chief else ""]))
     figures = {column.name: (column.unit, column.meaning) for column in record.primary if column.use is Use.FIGURE} | FOLLOWING
-    if metrics is Metrics.ALL:
-        table.add_column("meaning")
-    for name in _CHIEF_OF_SPEED if metrics is Metrics.CHIEF else figures:
-        if name in rows[0]:
-            unit, text = figures[name]
-            table.add_row(name, unit, *(_text(row[name]) for row in rows), *([text] if metrics is Metrics.ALL else []))
-    yield table
-
-
-def _speed_words(row: Mapping[str, Any]) -> Iterator[str]:
-    yield f"{1e3 * row['latency']:.3g} ms a call"
-    if math.isfinite(row["tflops"]):  # of an operation that says how many operations it needs
-        yield f"{row['tflops']:.3g} TFLOP/s ({100 * row['share']:.0f} % of a matrix product)"
-    yield f"{row['peak_bytes'] / 2**20:.3g} MiB"
-    yield f"RMSE {row['rmse']:.2g}"
+    shown = [name for name in (_CHIEF_OF_SPEED if is_chief else figures) if name in rows[0]]
+    lines = ((name, figures[name][0], *(_text(row[name]) for row in rows), figures[name][1]) for name in shown)
+    header = ["figure", "unit", *(f"seed {row['seed']}" for row in rows)]
+    yield _table(title, header, (line[:-1] for line in lines), 2) if is_chief else _table(title, [*header, "meaning"], lines, 2)
 
 
 def _speed_cells(record: Record) -> tuple[str, ...]:
@@ -331,77 +294,44 @@ def _speed_cells(record: Record) -> tuple[str, ...]:
     return f"{1e3 * row['latency']:.3g}", *rate, f"{row['peak_bytes'] / 2**20:.3g}", f"{row['rmse']:.2g}"
 
 
-@dataclass(frozen=True)
-class _Trained:
-    """A record of training: rows of all weights of the model, and of the run."""
+def _trained(record: Record) -> tuple[list[dict[str, Any]], int, Callable[[str, int], float]]:
+    """The rows of the runs, the last step, and the mean of a figure of all weights at a step."""
+    from numdev.training.weights import MODEL, RUN, WEIGHTS  # late: it imports every model
 
-    record: Record
-    weights: list[dict[str, Any]]
-    runs: list[dict[str, Any]]
+    weights = [row for row in record.table(WEIGHTS) if row["tensor"] == MODEL]
 
-    @classmethod
-    def of(cls, record: Record) -> _Trained:
-        from numdev.training.weights import MODEL, RUN, WEIGHTS  # late: it imports every model
+    def mean_at(name: str, step: int) -> float:
+        return summary([row[name] for row in weights if row["step"] == step]).mean
 
-        return cls(record, [row for row in record.table(WEIGHTS) if row["tensor"] == MODEL], record.table(RUN))
-
-    @property
-    def last(self) -> int:
-        return int(max(row["step"] for row in self.weights))
-
-    @property
-    def has_same_bits(self) -> bool:
-        return all(row["same_bits"] for row in self.runs)
-
-    def mean(self, name: str, step: int) -> float:
-        return summary([row[name] for row in self.weights if row["step"] == step]).mean
-
-    def of_run(self, name: str) -> float:
-        return summary([row[name] for row in self.runs]).mean
+    return record.table(RUN), int(max(row["step"] for row in weights)), mean_at
 
 
 def _training(record: Record, _: PointNames, metrics: Metrics) -> Iterator[RenderableType]:
     """How far weights and losses differ from the reference's, and the figures over the steps."""
-    own = _Trained.of(record)
-    if own.has_same_bits:
-        yield f"After {own.last} steps the weights of the rung have the same bits as those of its reference."
-    else:
-        largest, relative = (own.mean(name, own.last) for name in ("max_difference", "relative_frobenius"))
-        differ = f"differ from the reference's by up to {largest:.3g}, relative norm {relative:.3g}"
-        yield f"After {own.last} steps the weights {differ}."
-    ours, theirs = own.of_run("held_out_loss"), own.of_run("baseline_held_out_loss")
-    yield f"Loss on held-out data: {ours:.4g}, reference {theirs:.4g}; {own.of_run('seconds_per_step'):.3g} s a step."
-    uses = (Use.CHIEF,) if metrics is Metrics.CHIEF else (Use.CHIEF, Use.FIGURE)
-    names = [column.name for column in record.primary if column.use in uses]
-    title = "all weights of the rung against those of its reference: mean over replicates"
-    table = Table(
-        "step", *names, title=title, caption=_MORE if metrics is Metrics.CHIEF else None, caption_justify="left", **_LEFT
-    )
-    for step in sorted({row["step"] for row in own.weights}):
-        table.add_row(str(step), *(_text(own.mean(name, step)) for name in names))
-    yield table
-    if metrics is Metrics.ALL:
-        yield _runs(own)
-
-
-def _runs(own: _Trained) -> Table:
     from numdev.training.weights import RUN
 
-    table = Table("of the run", "unit", **_LEFT)
-    for row in own.runs:
-        table.add_column(f"replicate {row['seed']}", justify="right")
-    table.add_column("meaning")
-    for column in own.record.columns[RUN]:
-        if column.use is Use.FIGURE or (column.use is Use.NOTE and "checksum" not in column.name):
-            table.add_row(column.name, column.unit, *(_text(row[column.name]) for row in own.runs), column.meaning)
-    return table
+    runs, last, mean_at = _trained(record)
+    if all(row["same_bits"] for row in runs):
+        yield f"After {last} steps the weights of the rung have the same bits as those of its reference."
+    else:
+        largest, relative = (mean_at(name, last) for name in ("max_difference", "relative_frobenius"))
+        yield f"After {last} steps the weights differ from the reference's by up to {largest:.3g}, relative norm {relative:.3g}."
+    names = ("held_out_loss", "baseline_held_out_loss", "seconds_per_step")
+    ours, theirs, seconds = (summary([row[name] for row in runs]).mean for name in names)
+    yield f"Loss on held-out data: {ours:.4g}, reference {theirs:.4g}; {seconds:.3g} s a step."
+    is_chief = metrics is Metrics.CHIEF
+    shown = [one.name for one in record.primary if one.use is Use.CHIEF or (one.use is Use.FIGURE and not is_chief)]
+    title = "all weights of the rung against those of its reference: mean over replicates"
+    steps = sorted({row["step"] for row in record.rows})
+    lines = ((str(step), *(_text(mean_at(name, step)) for name in shown)) for step in steps)
+    yield _table(title, ["step", *shown], lines, 0, _MORE if is_chief else "")
+    if not is_chief:
+        own = [one for one in record.columns[RUN] if one.use in (Use.FIGURE, Use.NOTE) and "checksum" not in one.name]
+        values = ((one.name, one.unit, *(_text(row[one.name]) for row in runs), one.meaning) for one in own)
+        yield _table(None, ["of the run", "unit", *(f"replicate {row['seed']}" for row in runs), "meaning"], values, 2)
 
 
 def _training_cells(record: Record) -> tuple[str, ...]:
-    own = _Trained.of(record)
-    differences = (f"{own.mean(name, own.last):.3g}" for name in ("max_difference", "relative_frobenius"))
-    return str(own.last), *differences, "yes" if own.has_same_bits else "no"
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    runs, last, mean_at = _trained(record)
+    differences = (f"{mean_at(name, last):.3g}" for name in ("max_difference", "relative_frobenius"))
+    return str(last), *differences, "yes" if all(row["same_bits"] for row in runs) else "no"

@@ -59,7 +59,7 @@ class Mlflow(Callback):
         store = Store(Path(results))
         experiment = self._experiment()
         for key, tags in _points(config, store, ended.key):
-            if not self._is_logged(experiment, key):
+            if not self.client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1):
                 self._log(experiment, store, key, tags | {"numdev.overrides": ended.job})
 
     def _experiment(self) -> str:
@@ -75,9 +75,6 @@ class Mlflow(Callback):
                 if experiment is None:
                     raise
         return str(experiment.experiment_id)
-
-    def _is_logged(self, experiment: str, key: str) -> bool:
-        return bool(self.client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1))
 
     def _log(self, experiment: str, store: Any, key: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param, RunTag

@@ -30,7 +30,7 @@ from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.cli import build, nodes
+from numdev.cli import build
 from numdev.cli.compose import Library, Request, config_folder, make_importable, nested, written
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput, NotHonoured
@@ -50,7 +50,7 @@ def request(**choices_and_values: Any) -> Request:
 
 
 def made(node: str, asked: Request) -> Any:
-    return nodes.build(asked.config, node)
+    return build.node(asked.config, node)
 
 
 def variant(**changes: Any) -> Any:
@@ -95,7 +95,7 @@ class TestLeavesAgreeWithPython:
         for option in LIBRARY.options(group):
             leaf = LIBRARY.leaf(group, option)
             node = leaf["source"] if group == "problem" else leaf
-            kind = nodes.made_by(node["_target_"])
+            kind = build.made_by(node["_target_"])
             assert kind is not None
             said = {one.name: one for one in declared(kind)}
             own = {name: value for name, value in node.items() if not name.startswith("_") and not written(value).count("$")}

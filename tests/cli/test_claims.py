@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from numdev.cli.claims import Comparable, claims_of
+from numdev.cli.claims import claims_of, plot_of
 from numdev.cli.compose import Library, config_folder, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
@@ -29,8 +29,8 @@ ORDER = {"claim": "In order", "kind": "order", "metric": "out.rmse", "over": "st
 SAME = {"claim": "Alike", "kind": "same", "metric": "out.rmse", "of": {"step": "scores"}, "to": "baseline", "margin": 1.2}
 
 
-def read(*stated: Any) -> tuple[str | ClaimStatement, ...]:
-    return claims_of(stated, AXES, lambda: Comparable(FIGURES))
+def read(*claims: Any) -> tuple[str | ClaimStatement, ...]:
+    return claims_of(claims, AXES, FIGURES)
 
 
 def test_every_kind_is_read() -> None:
@@ -203,8 +203,6 @@ def of_command(claim: dict[str, Any], program: str, operation: str) -> tuple[str
 
 
 OF = {"kind": "ratio", "of": {"rung": "a"}, "to": {"rung": "b"}, "above": 2}
-WITH_BASELINE = {"kind": "same", "to": "baseline"}
-ALONE = "numdev speed measures each point by itself, and deviations from golden alone"
 
 
 @pytest.mark.parametrize(
@@ -217,7 +215,6 @@ ALONE = "numdev speed measures each point by itself, and deviations from golden 
         ("speed", "attention_backward", {**OF, "metric": "dq.rmse"}),
         ("train", "training", {**OF, "metric": "relative_frobenius"}),
         ("train", "training", {**OF, "metric": "held_out_loss"}),
-        ("train", "training", {**WITH_BASELINE, "metric": "held_out_loss"}),
     ],
 )
 def test_claims_on_speed_and_training_compare_what_these_have(program: str, operation: str, claim: dict[str, Any]) -> None:
@@ -227,35 +224,11 @@ def test_claims_on_speed_and_training_compare_what_these_have(program: str, oper
 
 
 @pytest.mark.parametrize(
-    ("program", "claim", "error"),
-    [
-        ("speed", {**OF, "metric": "lse.rmse"}, "claims[0].metric: 'lse.rmse' cannot be used; did you mean rmse"),
-        (
-            "speed",
-            {**OF, "metric": "out.rmse", "reference": "baseline"},
-            f"claims[0].reference: 'baseline' cannot be used; {ALONE}; leave it out (study mine)",
-        ),
-        (
-            "speed",
-            {**WITH_BASELINE, "metric": "latency"},
-            f"claims[0].to: 'baseline' cannot be used; {ALONE}; give entries of an axis, {{axis: entry}} (study mine)",
-        ),
-        (
-            "train",
-            {**WITH_BASELINE, "metric": "wasserstein"},
-            "claims[0].to: 'baseline' cannot be used; a study of training compares the weights of each run with those of its "
-            "reference already; give entries of an axis, {axis: entry}, or compare held_out_loss or score or seconds_per_step, "
-            "which both have (study mine)",
-        ),
-        ("train", {**OF, "metric": "out.rmse"}, "claims[0].metric: 'out.rmse' cannot be used; use one of max_difference"),
-    ],
+    ("program", "operation", "metric"), [("speed", "attention", "lse.rmse"), ("train", "training", "out.rmse")]
 )
-def test_a_rule_without_meaning_there_is_refused_when_the_study_is_loaded(
-    program: str, claim: dict[str, Any], error: str
-) -> None:
-    with pytest.raises(BadInput) as raised:
-        of_command(claim, program, {"speed": "attention", "train": "training"}[program])
-    assert str(raised.value).startswith(error)
+def test_a_metric_that_they_lack_is_refused_when_the_study_is_loaded(program: str, operation: str, metric: str) -> None:
+    with pytest.raises(BadInput, match=rf"^claims\[0\]\.metric: '{metric}' .* \(study mine\)$"):
+        of_command({**OF, "metric": metric}, program, operation)
 
 
 @pytest.mark.parametrize(
@@ -284,3 +257,31 @@ def test_a_manifest_has_what_a_report_says_of_a_study() -> None:
     made = loaded(figure="mine", figures=drawn, measured="On toys.", source="A paper says so.", place=7)
     manifest = made.manifest(["k"] * len(made.points), "deviation")
     assert [manifest[name] for name in ("figures", "measured", "source", "place")] == [drawn, "On toys.", "A paper says so.", 7]
+
+
+SHOWN = {"x": "problem.n", "y": "out.rmse"}
+
+
+def test_a_figure_in_words_and_as_a_mapping_says_the_same() -> None:
+    full = {**SHOWN, "colour": "step", "facet": ["scenario.title"], "reference": "baseline"}
+    text = "x: problem.n, y: out.rmse, colour: step, facet: [scenario.title], reference: baseline"
+    assert plot_of(full, AXES, FIGURES) == plot_of(text, AXES, FIGURES) == {**full, "colour": ["step"]}
+    assert plot_of({**SHOWN, "colour": []}, AXES, FIGURES) == SHOWN
+
+
+@pytest.mark.parametrize(
+    ("plot", "error"),
+    [
+        ("x: problem.m, y: out.rmse", "plot.x: 'problem.m' cannot be used; did you mean problem.n"),
+        ("x: problem.n, y: out.rsme", "plot.y: 'out.rsme' cannot be used; did you mean out.rmse"),
+        ("x: problem.n", "plot.y: None cannot be used; name what stands on this axis"),
+        ({**SHOWN, "color": "step"}, "plot.color: 'step' cannot be used; a figure has no such part; did you mean colour"),
+        ({**SHOWN, "facet": ["stp"]}, "plot.facet: 'stp' cannot be used; did you mean step"),
+        ("x: [problem.n, y: out.rmse", "plot: 'x: [problem.n, y: out.rmse' cannot be used; give it as in x: problem.n"),
+        (7, "plot: 7 cannot be used; give it as in x: problem.n, y: out.rmse"),
+    ],
+)
+def test_a_mistake_in_a_figure_is_named_by_its_part(plot: Any, error: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        plot_of(plot, AXES, FIGURES)
+    assert str(raised.value).startswith(error)

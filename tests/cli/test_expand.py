@@ -12,7 +12,7 @@ from numdev.attention.instrumented import Instrumented
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.vendor.sdpa import Sdpa
-from numdev.cli import build, nodes
+from numdev.cli import build
 from numdev.cli.compose import Library, config_folder, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
@@ -196,7 +196,7 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
 
     expander = Expander(LIBRARY, {"seeds": 2}).of(name)
     made = expander.study(name, LIBRARY.study(name))
-    operation = nodes.build({"operation": expander.composer.of}, "operation")
+    operation = build.node({"operation": expander.composer.of}, "operation")
     trains = operation.golden is None
     bench = Runner(WeightsOverTraining(operation) if trains else Deviations(operation), "cpu")
     by_scenario = {key: [p for p in made.points if p.scenario == key] for key in LIBRARY.study(name)["scenarios"]}

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from numdev.attention.operation import ATTENTION
 from numdev.cli.figures import refuse
@@ -29,7 +30,7 @@ NAMES = ("problem.n", "precision")
 def refused(**plot: Any) -> str:
     """What is wrong with a figure; empty where nothing is."""
     try:
-        refuse(plot, NAMES, Deviations(ATTENTION))
+        refuse(OmegaConf.create({"plot": plot}), NAMES, Deviations(ATTENTION))
     except BadInput as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from numdev.attention.base import Implementation
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
-from numdev.cli import build, honoured, nodes
+from numdev.cli import build
 from numdev.cli.compose import Flat, Library, Request, Statement, composer, config_folder, flat, study_fields
 from numdev.cli.expand import Expander
 from numdev.cli.schema import PlotConfig
@@ -33,9 +33,7 @@ KNOWN = composer(LIBRARY.folders)
 RUN = {"device", "results", "out", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
 RUN |= {f"plot.{part.name}" for part in fields(PlotConfig)}
 NAMES = [name for name in KNOWN.known() if name not in ("operation", "problem.source") and ".fmt." not in name]
-ACCEPTED = {
-    kind: honoured.accepted_by(dict(KNOWN.values("attention", kind)), "attention") for kind in LIBRARY.options("attention")
-}
+ACCEPTED = {kind: build.accepted_by(KNOWN.values({"attention": kind}), "attention") for kind in LIBRARY.options("attention")}
 MAKERS = tuple(ACCEPTED)
 FUNCTION = "numdev.attention.exact:rounded_once"
 EMULATED = {"baseline": "emulation", "tiling.bc": 16, "tiling.order": "reverse", "attention.kernel": "portable"}
@@ -178,7 +176,7 @@ class TestTheLaw:
     @pytest.mark.parametrize("kind", MAKERS)
     def test_the_value_that_it_would_have_anyway_is_refused_too(self, kind: str) -> None:
         whole = asked_of(kind)
-        always = honoured.under(whole.raw, "problem") | honoured.under(whole.raw, "baseline") | {"seeds"} | RUN
+        always = build.settings_of(whole.raw, "problem") | build.settings_of(whole.raw, "baseline") | {"seeds"} | RUN
         others = set(NAMES) - ACCEPTED[kind].names - always
         assert others or kind in ("tiled", "instrumented")
         for name in sorted(name for name in others if whole.raw.get(name) is not None):
@@ -208,13 +206,13 @@ class TestDeclarations:
         declared = set().union(*(each.names for each in ACCEPTED.values()))
         for group in ("problem", "baseline"):
             for option in LIBRARY.options(group):
-                declared |= honoured.under(dict(KNOWN.values(group, option)), group)
+                declared |= build.settings_of(KNOWN.values({group: option}), group)
         assert set(NAMES) - declared == RUN | {"seeds"}
 
     def test_what_declares_nothing_honours_its_own_node_and_what_that_refers_to(self) -> None:
         raw = {"variant._target_": "fractions.Fraction", "variant.numerator": 3, "variant.of": "${steps}", "variant.n": "${m.n}"}
         others = {"steps.a": 1, "steps.b.c": "${.d}", "steps.b.d": 2, "m.n": 3, "m.o": 4}
-        found = honoured.accepted_by(raw | others, "variant").names
+        found = build.accepted_by(raw | others, "variant").names
         assert found == {"variant.numerator", "variant.of", "variant.n", "steps.a", "steps.b.c", "steps.b.d", "m.n"}
 
     @pytest.mark.parametrize("kind", MAKERS)
@@ -336,7 +334,7 @@ class TestValuesWithoutEffect:
         """In Python such an object can be made; its bits are those of the settings that the refusal suggests."""
         lazy = {"softmax.rescale_threshold": 8.0} if "softmax" in layer else {}  # as softmax=fa4 has it
         problem = build.point(EXPANDER.request(self.SMALL)).problem
-        made = [nodes.build(EXPANDER.request(self.SMALL | lazy | stated).config, "variant") for stated in (layer, same)]
+        made = [build.node(EXPANDER.request(self.SMALL | lazy | stated).config, "variant") for stated in (layer, same)]
         inputs = made[0].round_inputs(*problem.inputs(0).values())
         first, second = (variant(*inputs, problem.mask) for variant in made)
         assert torch.equal(first.out, second.out)

@@ -14,7 +14,7 @@ from hydra._internal.utils import get_args_parser
 from numdev.attention.operation import ATTENTION
 from numdev.cli import launch, runners
 from numdev.cli.exit_codes import Ended
-from numdev.cli.jobs import HEADINGS, Figure, NoFigure, SweepTable
+from numdev.cli.jobs import Figure, NoFigure, SweepTable
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.speed.measurement import Speeds
@@ -55,9 +55,8 @@ class TestTable:
     JOBS = (("precision=bf16", "seeds=1"), ("precision=kernel_fp16", "seeds=1"))
 
     def test_columns_are_aligned_and_what_is_common_stands_above(self) -> None:
-        table = SweepTable(HEADINGS["measure"])
-        table.lay_out(self.JOBS, ["seeds"])
-        title, names = table.header(self.JOBS[0]).plain.splitlines()
+        table = SweepTable("measure")
+        title, names = table.header(self.JOBS, ["seeds"]).plain.splitlines()
         assert title.endswith("; seeds=1")
         line = table.line(self.JOBS[1], ("0.001", "0.002", "0.5 [0.4, 0.6]"), Status.OK, "1 s").plain
         assert line.index("ok, 1 s") == names.index("status")
@@ -68,13 +67,11 @@ class TestTable:
 
 
 def test_flags_are_those_of_hydra() -> None:
-    def of(parser: Any) -> dict[tuple[str, ...], Any]:
-        return {tuple(a.option_strings): a.nargs for a in parser._actions if a.option_strings}
-
-    assert of(launch.flag_parser()) == of(get_args_parser())
-    texts = ["a=1", "-m", "--config-dir", "mine", "b=2", "-cn", "other", "c=3", "--info", "defaults"]
-    flags = ["-m", "--config-dir", "mine", "-cn", "other", "--info", "defaults"]
-    assert launch.split("measure", texts) == (["a=1", "b=2", "c=3"], flags)
+    known = {tuple(a.option_strings): a.nargs != 0 for a in get_args_parser()._actions if a.option_strings}
+    assert {names: names in launch.FLAGS_WITH_VALUE for names in (*launch.FLAGS, *launch.FLAGS_WITH_VALUE)} == known
+    texts = ["a=1", "-m", "--config-dir", "mine", "b=2", "-cn", "other", "c=3", "--info", "defaults", "--cfg=job", "--bogus"]
+    flags = {"--multirun": "", "--config-dir": "mine", "--config-name": "other", "--info": "defaults", "--cfg": "job"}
+    assert launch.split(texts) == (["a=1", "b=2", "c=3"], flags, ["--bogus"])
 
 
 def test_the_process_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,8 @@ def test_what_nobody_reads_where_it_was_printed_is_shown_once(tmp_path: Path) ->
     """As where a job has an output of its own, such as the log of a batch system."""
     sweep = [*SMALL, "tiling.bc=8,16", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     script = (
-        "from numdev.cli import jobs, launch\n"
-        "launch.Outlet.here = classmethod(lambda cls: jobs.Outlet('elsewhere', 0, 0))\n"
+        "from numdev.cli import launch\n"
+        "launch.outlet = lambda: ('elsewhere', 0, 0)\n"
         f"assert launch.launch('measure', ['-m', *{sweep!r}]) == 0\n"
     )
     ran = python("-c", script, cwd=tmp_path)

@@ -180,7 +180,7 @@ def test_workers_that_cannot_be_had_are_refused(numdev: Command, toy_configs: Pa
 
 def test_speed_takes_none() -> None:
     with pytest.raises(BadInput, match="^workers: 2 cannot be used; they measure deviations, on a CPU"):
-        pooled.refuse_unusable(2, speed_bench("cpu"))
+        pooled.number(2, speed_bench("cpu"), [], alone=True)
 
 
 def point(n: int, bc: int = 8, seeds: int = 1) -> StudyPoint:
@@ -209,8 +209,8 @@ class TestNumber:
         torch.set_num_threads(2)
         try:
             assert pooled.number(None, self.BENCH, self.MANY, alone=True) == 1
-            with pytest.raises(BadInput, match="^workers: 2 .* each has one thread, and OMP_NUM_THREADS states more"):
-                pooled.refuse_unusable(2, self.BENCH)
+            with pytest.raises(BadInput, match="^workers: 2 .* with one thread each; leave out workers, or OMP_NUM_THREADS"):
+                pooled.number(2, self.BENCH, self.MANY, alone=True)
         finally:
             torch.set_num_threads(1)
 

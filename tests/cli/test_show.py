@@ -10,11 +10,11 @@ import pytest
 import yaml
 from rich.console import Console
 
-from numdev.cli import plan, progress, show
+from numdev.cli import plan, show
 from numdev.cli.show import Metrics, PointNames, sentences
 from numdev.machine import size_text
 from numdev.measurement.deviation.measurement import COLUMNS, KIND
-from numdev.measurement.estimate import Estimator, Rate, _fit
+from numdev.measurement.estimate import Rate, _fit
 from numdev.results.record import BAD_OUTPUT, Record, Status, Use
 from numdev.results.store import Store
 from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless
@@ -109,28 +109,11 @@ class TestPoint:
         assert {"softmax=fa1", "precision=bf16", "tiling.bc=16"} < set(first.split())
 
 
-class TestBar:
-    def test_points_of_a_sweep_share_one_bar_on_a_terminal(self) -> None:
-        on = Console(file=io.StringIO(), force_terminal=True, width=80, highlight=False)
-        with progress.sweep(2, on):
-            progress.begin(1, "precision=fp16")
-            with progress.of_point(4, on, live=None) as bar:
-                bar.replicates(2, 4)
-                assert bar._bar is not None
-                (task,) = bar._bar.tasks
-                assert (task.completed, task.total) == (1.5, 2)
-                assert task.description == "precision=fp16, replicate 2 of 4"
-            with progress.aside():
-                assert not bar._bar.live.is_started, "a line of results is not printed where the bar is"
-            assert bar._bar.live.is_started
-
-
 class TestDryRun:
     def test_of_a_point_measures_and_writes_nothing(self, numdev: Command) -> None:
         ran = numdev("measure", *unless(("seeds=",), SMALL), "seeds=4", "dry_run=true")
         assert (ran.code, ran.err) == (0, "")
         assert "1 point, 0 measured already; 4 replicates to measure: " in ran.out
-        assert "at the machine's present speed, and other work on it makes it longer" in " ".join(ran.out.split())
         assert "Nothing was measured or written." in ran.out
         assert not list(Path().iterdir())
 
@@ -155,13 +138,6 @@ class TestDryRun:
         ran = numdev("measure", "problem.n=100000000000", "seeds=1", "device=cpu", "dry_run=true")
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
         assert "are free on cpu; use " in ran.err
-
-    def test_a_point_of_minutes_says_so_before_it_starts(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Estimator, "is_long", lambda *_: True)
-        monkeypatch.setattr(Estimator, "seconds", lambda *_: [300.0])
-        ran = numdev("measure", *SMALL)
-        assert ran.code == 0
-        assert ran.err.startswith("note: this point takes about 5 min (an estimate; ")
 
     def test_coefficients_are_those_of_the_times(self) -> None:
         import numpy as np
@@ -234,8 +210,3 @@ class TestSettings:
         assert "DEBUG" in said
         assert found.key in said
         assert "not measured yet in results" in said
-
-
-@pytest.mark.parametrize(("busy", "end"), [(0.5, "longer."), (2.0, "longer."), (3.25, "3.2 processes wanted its 2 processors.")])
-def test_an_estimate_tells_how_busy_the_machine_is(busy: float, end: str) -> None:
-    assert plan.basis(busy, 2).endswith(end)

@@ -12,11 +12,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from numdev.attention.distributions import Kind
-from numdev.cli import build
-from numdev.cli.compose import Library, Request, config_folder, flat, groups_of_points, register
-from numdev.cli.expand import Expander
+from numdev.cli import build, studies
+from numdev.cli.compose import Library, config_folder, register
 from numdev.cli.main import main
-from numdev.cli.studies import explicit
+from numdev.cli.point import request_of
 from numdev.errors import BadInput
 from numdev.explorer.view import PRESETS, SOURCES, View, measured
 from numdev.results.store import Store
@@ -31,15 +30,10 @@ def key_of_command(command: str) -> str:
     register()
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
         cfg = compose("config", overrides, return_hydra_config=True)
-    choices = cfg.hydra.runtime.choices
+    hydra = cfg.hydra
     OmegaConf.set_struct(cfg, False)
     del cfg["hydra"]
-    groups = groups_of_points(choices)
-    of_point = [str(key) for key in cfg if key not in ("operation", "study", "device", "results")]
-    expander = Expander(LIBRARY, explicit(overrides, choices, cfg, of_point, groups))
-    plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    raw = dict(flat(plain))
-    point = build.point(Request(raw, expander.composer.said(raw, expander.task), groups))
+    point = build.point(request_of(cfg, hydra, studies.expander(hydra, cfg)))
     from numdev.api import bench
 
     return bench(cfg.device).key(point.problem, point.variant, point.baseline, point.seeds)

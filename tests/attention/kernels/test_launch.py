@@ -34,7 +34,7 @@ from numdev.attention.kernels.launch import (
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
-from numdev.cli import tune
+from numdev.cli import tools
 from numdev.errors import BadInput
 from tests.cli.test_cli import Command, numdev
 
@@ -187,7 +187,7 @@ class TestTune:
         if own:
             shutil.copy(table, file)
         with pytest.raises(KeyboardInterrupt):
-            tune.run(["formats=bf16", "head_dims=64,128", "masks=none", *([f"out={file}"] if own else [])])
+            tools.run("tune", ["formats=bf16", "head_dims=64,128", "masks=none", *([f"out={file}"] if own else [])])
         entries = json.loads(file.read_text())["entries"]
         assert len(entries) == 5
         tuned = next(entry for entry in entries if entry["br"] == 123)

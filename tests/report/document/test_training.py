@@ -13,7 +13,7 @@ from rich.console import Console
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
-from numdev.cli import compare
+from numdev.cli import tools
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.context import Part, context
 from numdev.report.document.pdf import TYPST
@@ -150,7 +150,7 @@ def test_a_study_of_which_nothing_is_measured_yet_is_told(tmp_path: Path) -> Non
 
 
 def test_a_comparison_of_training_runs_is_refused(made: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare.run([str(made[0] / "results")] * 2) == 2
+    assert tools.run("compare", [str(made[0] / "results")] * 2) == 2
     assert "compares weights of training runs, which numdev report shows" in capsys.readouterr().err
 
 

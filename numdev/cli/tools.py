@@ -1,0 +1,233 @@
+"""The commands without Hydra, `compare`, `tune` and `studies`: settings as `name=value`, or as `--name value`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NoReturn
+
+from numdev.errors import BadInput, NumdevError, StoreError, one_of
+
+_COMPARE = """\
+Compares B, measured on another machine, version or kernel, with A. Points
+match by study, scenario and labels."""
+_COMPARED = """\
+A point is worse if B / A lies above the tolerance significantly: replicates are
+paired by seed where problem and baseline are the same, p is by Student's t on
+the logarithm of the ratio, adjusted by Holm's method for the number of
+comparisons, and has to be below 0.05. It is broken if A has a result and B
+none, or zeros, or more NaN and Inf. Both are regressions, and so is a point
+that B lacks. Points that A lacks are listed. Points of equal bits are told
+apart and not tested; one replicate alone has no interval, and its change is
+unknown; so is that of a point with NaN or Inf on both sides.
+
+Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv
+cannot be written; 5 if there is no regression and B has outputs that are NaN,
+Inf or zeros alone."""
+_TUNE = """\
+Checks and times candidates of the portable Triton kernel on this GPU; writes
+the fastest of each row to a table."""
+_TUNED = """\
+Rows that are not tuned this time are kept; each row says by which command, on
+which device and with which versions it was found. Nothing is tuned when
+attention runs."""
+
+
+class Parser(ArgumentParser):
+    """Takes settings as `name=value`, as commands with Hydra do, or as `--name value`; an error is a `BadInput`."""
+
+    def __init__(self, command: str, purpose: str, more: str = "", **settings: tuple[str, str]) -> None:
+        """`settings` are by name the default and the meaning."""
+        form: Any = RawDescriptionHelpFormatter
+        super().__init__(f"numdev {command}", None, purpose, more, formatter_class=form, allow_abbrev=False)
+        self.settings = settings
+        words = [self.prog, *(f"[{name}={default or '...'}]" for name, (default, _) in settings.items())]
+        if command == "compare":
+            words.insert(1, "A B")
+            self.add_argument("folders", nargs="*", metavar="A B", help="two folders of results, as results= of other commands")
+        self.usage = fill(" ".join(words), 72, subsequent_indent="    ")
+        group = self.add_argument_group("settings, as name=value or as --name value")
+        for name, (default, text) in settings.items():
+            group.add_argument(f"--{name}", default=default, type=lambda value: value.strip("[]"), metavar="VALUE", help=text)
+
+    def read(self, arguments: list[str]) -> Namespace:
+        """The settings and folders that these arguments give.
+
+        Raises:
+            BadInput: an argument that the command does not take.
+        """
+        flags = [f"--{text}" if "=" in text and text.partition("=")[0] in self.settings else text for text in arguments]
+        parsed, unknown = self.parse_known_intermixed_args(flags)
+        unknown += [text for text in getattr(parsed, "folders", []) if "=" in text and not Path(text).is_dir()]
+        if unknown:
+            hint = f"{one_of(unknown[0].lstrip('-').partition('=')[0], self.settings)}, or --help"
+            raise BadInput(self.prog, unknown[0], hint if self.settings else "it takes no arguments")
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        """In place of argparse's own exit."""
+        raise BadInput(self.prog, "", f"{message}; see --help")
+
+
+COMPARE = Parser(
+    "compare",
+    _COMPARE,
+    _COMPARED,
+    study=("", "one study, or several as NAME,NAME; all unless given"),
+    metric=("rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency of speed"),
+    reference=("golden", "golden, golden_same_inputs or baseline"),
+    out=("", "folder where compare.csv is written, with every comparison"),
+    tolerance=(
+        "1.0",
+        "the ratio B / A up to which a change does not matter; latency needs one, as a run's replicates share its conditions",
+    ),
+)
+TUNE = Parser(
+    "tune",
+    _TUNE,
+    _TUNED,
+    formats=("bf16,fp16", "formats of q, k, v and the output, between commas"),
+    head_dims=("64,128", "head_dims, between commas"),
+    masks=("none,causal", "none, causal or both"),
+    n=("2048", "tokens of the problem that is timed"),
+    out=("", "file of the table; numdev/data/launch.json unless given"),
+)
+STUDIES = Parser("studies", "Prints the name and the title of every study.")
+
+
+def run(command: str, arguments: list[str]) -> int:
+    """The exit code of a command: its own, 2 for what the user can mend, 1 for every other failure.
+
+    Raises:
+        SystemExit: with 0, after `--help`.
+    """
+    function, parser = COMMANDS[command]
+    try:
+        return function(parser.read(arguments))
+    except NumdevError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, (BadInput, StoreError)) else 1
+
+
+def _studies(_: Namespace) -> int:
+    from numdev.cli.compose import Library, config_folder
+
+    library = Library((config_folder(),))
+    width = max(map(len, library.options("study"))) + 2
+    for name in library.options("study"):
+        print(fill(library.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
+    return 0
+
+
+def _compare(settings: Namespace) -> int:
+    from numdev.cli.exit_codes import BAD_OUTPUT, FAILED
+    from numdev.cli.progress import output
+    from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Criterion, compare
+    from numdev.report.comparison.tables import show, write
+    from numdev.report.document.tables import bad_outputs
+
+    folders = settings.folders
+    if len(folders) == 1:
+        raise BadInput("B", "", f"the second folder of results is missing: numdev compare {shlex.quote(folders[0])} B")
+    if len(folders) != 2:
+        raise BadInput("numdev compare", " ".join(folders[2:]), "give two folders of results, A and B, or --help")
+    criterion = Criterion(settings.metric, settings.reference, tolerance(settings.tolerance))
+    studies = settings.study.split(",") if settings.study else None
+    a, b = (_load(side, folder, studies) for side, folder in zip("AB", folders, strict=True))
+    changes, console = compare(a, b, criterion), output()
+    for side, results in (("A", a), ("B", b)):
+        for note in (*filter(None, [bad_outputs(results)]), *results.notes):
+            console.print(f"note: {side}: {note}", markup=False)
+    show(changes, a, b, console)
+    if settings.out:
+        write(changes, Path(settings.out))
+        console.print(f"report: {settings.out}/compare.csv", markup=False)
+    count = int(changes["change"].isin(REGRESSIONS).sum())
+    tests = int(changes["p"].notna().sum())
+    judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
+    text = f"{count or 'no'} regression{'s' * (count > 1)} in {len(changes)} comparison{'s' * (len(changes) != 1)} ({judged})"
+    console.print(text, markup=False)
+    return FAILED if count else BAD_OUTPUT if bad_outputs(b) else 0
+
+
+def tolerance(text: str) -> float:
+    """The ratio up to which a change does not matter."""
+    try:
+        return float(text)
+    except ValueError:
+        raise BadInput("tolerance", text, "give the ratio up to which a change does not matter, such as 1.1") from None
+
+
+def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
+    """One side's `Results`; what is wrong with them is said of A or B."""
+    from numdev.report.reading.frames import TRAINING, load
+    from numdev.results.store import Store
+
+    try:
+        results = load(Store(Path(folder)), studies)
+    except BadInput as error:
+        field, value = ("study", error.value) if error.field == "studies" else (side, folder)
+        raise BadInput(field, value, error.mend) from None
+    if trained := [name for name, manifest in results.manifests.items() if manifest["kind"] == TRAINING]:
+        hint = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="
+        raise BadInput(side, folder, hint)
+    return results
+
+
+def _tune(settings: Namespace) -> int:
+    import torch
+
+    from numdev.arithmetic.formats import Format
+    from numdev.attention.mask import Mask
+
+    formats, head_dims, names = ([*getattr(settings, name).split(",")] for name in ("formats", "head_dims", "masks"))
+    masks = {"none": Mask(), "causal": Mask(causal=True)}
+    for field, numbers in (("head_dims", head_dims), ("n", [settings.n])):
+        if not all(number.isdigit() and int(number) > 0 for number in numbers):
+            raise BadInput(field, getattr(settings, field), "give whole numbers of at least 1")
+    if unknown := [name for name in names if name not in masks]:
+        raise BadInput("masks", unknown[0], "use none, causal")
+    rows = [(fmt, int(d), masks[name]) for fmt in map(Format.parse, formats) for d in head_dims for name in names]
+    if not torch.cuda.is_available():
+        raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
+    from numdev.attention.kernels import launch
+    from numdev.attention.kernels.runtime import triton_version
+    from numdev.attention.tuning import tune
+    from numdev.cli.progress import ERRORS, output
+    from numdev.results.files import write_atomically
+
+    path = Path(settings.out) if settings.out else launch.TABLE
+    stated = [f"{name}={getattr(settings, name)}" for name in TUNE.settings if name != "out"]
+    origin = {
+        "command": " ".join(["numdev tune", *stated]),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "triton": triton_version()},
+    }
+    entries = launch.read(path)["entries"] if path.is_file() else []
+    with ERRORS.status("tuning") as status:
+        for fmt, head_dim, mask in rows:
+            tuned = tune(fmt, head_dim, mask, int(settings.n), lambda text: status.update(f"tuning {text}"))
+            text = " ".join(f"{key}={value}" for key, value in tuned.entry.items())
+            output().print(f"{text} ({tuned.unlaunched} candidates did not launch, {tuned.wrong} were wrong)")
+            entry = tuned.entry | origin
+            entries = [old for old in entries if not _same_row(old, entry)] + [entry]
+            table = json.dumps({"entries": entries}, indent=2) + "\n"
+            write_atomically(path, table.encode())  # after every row: an interrupted run loses one
+    output().print(f"{len(rows)} rows in {path}")
+    return 0
+
+
+def _same_row(a: dict[str, object], b: dict[str, object]) -> bool:
+    return all(a[name] == b[name] for name in ("format", "head_dim", "mask", "generation"))
+
+
+COMMANDS: dict[str, tuple[Callable[[Namespace], int], Parser]] = {
+    "compare": (_compare, COMPARE),
+    "studies": (_studies, STUDIES),
+    "tune": (_tune, TUNE),
+}

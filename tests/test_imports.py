@@ -203,8 +203,7 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "exit_codes",
         "commands",
         "jobs",
-        "plotted",
-        "plain",
+        "tools",
         "progress",
         "schema",
     ]

@@ -194,7 +194,9 @@ def settings_of(raw: Flat, path: str) -> frozenset[str]:
 def _declared_by(raw: Flat, path: str) -> AcceptedSettings | None:
     """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
     name = raw.get(f"{path}.{TARGET}")
-    declared = getattr(made_by(name) if name else None, "accepted_settings", None)  # which a class of another operation need not have
+    declared = getattr(
+        made_by(name) if name else None, "accepted_settings", None
+    )  # which a class of another operation need not have
     return declared if isinstance(declared, AcceptedSettings) else None
 
 

@@ -31,8 +31,9 @@ from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import build
-from numdev.cli.compose import Library, Request, config_folder, make_importable, nested, written
+from numdev.cli.compose import Library, Request, config_folder, make_importable, written
 from numdev.cli.expand import Expander
+from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import declared
 

@@ -23,11 +23,11 @@ from numdev.cli.compose import (
     config_folder,
     flat,
     make_importable,
-    nested,
     plain,
     register,
     resolved,
 )
+from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured
 
 FOLDERS = (config_folder(),)

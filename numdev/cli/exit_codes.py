@@ -119,7 +119,9 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
     text = str(error)
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
-        return _unknown(unknown[1], known or composer((config_folder(),)))
+        part = re.search(r"Key '(\w+)' not in", str(cause))  # of a mapping, as in plot={z: rmse}
+        name = unknown[1] if part is None or unknown[1].endswith(part[1]) else f"{unknown[1]}.{part[1]}"
+        return _unknown(name, known or composer((config_folder(),)))
     if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
         return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
     if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):

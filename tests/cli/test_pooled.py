@@ -96,7 +96,7 @@ def test_a_mistake_of_a_worker_ends_the_command_as_its_own_would(
     ran = numdev(*command)
     assert (ran.code, ran.err.splitlines()[-1]) == (2, "results: the disk is full")
     monkeypatch.setattr(Store, "put", whole)
-    monkeypatch.setattr(Runner, "run", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(Runner, "measure", lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
     ran = numdev(*command)
     assert ran.code == 1
     assert ran.err.splitlines()[-1].startswith("workers: one of them was killed; ")

@@ -60,8 +60,8 @@ def test_a_sweep_has_a_report_a_figure_a_document_and_a_comparison(numdev: Comma
     for plot, error in {
         "x: problem.m": "plot.x: 'problem.m' cannot be used; the results have no such column; did you mean problem.n",
         "y: out.rmsee": "plot.y: 'out.rmsee' cannot be used; out has no such metric; did you mean rmse",
-        "z: rmse": "plot: 'z' cannot be used; use one of x, y, colour",
-        "rmse": "plot: 'rmse' cannot be used; give plot='x: NAME, y: METRIC",
+        "z: rmse": "plot.z: there is no such setting; did you mean plot.",
+        "rmse": "plot",
         "reference: gold": "plot.reference: 'gold' cannot be used; the results have golden, golden_same_inputs, baseline",
     }.items():
         ran = numdev("report", "out=q", f"plot={plot}")

@@ -333,12 +333,13 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
         dots = []
         for place, (made, here) in enumerate(own.items()):
             value = measured(_bias, here)
-            text = "" if value is None else f"{value.estimate:+.2f}" if abs(value.estimate) < 100 else f"{value.estimate:+.0e}"
+            bias = math.nan if value is None else round(value.estimate, 2) + 0.0  # no minus before a zero
+            text = f"{bias:+.2f}" if abs(bias) < 100 else f"{bias:+.0e}"
             dots.append(Dot(place, value, FP32_INSIDE if made.wide else TILED, text))
         draw_rows(axes, [made.text for made in own], dots, log=False, at={0: ""}, band=(-LEAST, LEAST))
         axes.set_xscale("symlog", linthresh=4 * LEAST)
         axes.margins(x=0.15)
-        axes.set_title(titled(scenario), loc="left", fontsize=7, fontweight="bold")
+        axes.set_title(textwrap.fill(titled(scenario), 76), loc="left", fontsize=7, fontweight="bold")
     text = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
     figure.supxlabel(text, fontsize=7)
     return figure

@@ -45,10 +45,10 @@ class Vocabulary:
     length: int
 
     @classmethod
-    def of(cls, captions: Iterable[str], length: int, most: int = 1022) -> Vocabulary:
-        """The `most` most frequent words of captions, equally frequent ones in the order of the alphabet."""
+    def of(cls, captions: Iterable[str], length: int) -> Vocabulary:
+        """The 1022 most frequent words of captions, equally frequent ones in the order of the alphabet."""
         counted = Counter(word for caption in captions for word in words_of(caption))
-        return cls(tuple(sorted(counted, key=lambda word: (-counted[word], word))[:most]), length)
+        return cls(tuple(sorted(counted, key=lambda word: (-counted[word], word))[:1022]), length)
 
     @property
     def size(self) -> int:

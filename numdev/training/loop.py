@@ -90,7 +90,7 @@ class Training:
         with attend(attention if watch is None else Watched(attention, watch)) as seen:
             self._begin(State(self._run, self._device, seen, watch))
             for batch in self._run.batches(self._trained.done):
-                if self._trained.done == self._run.half and not self._trained.restarted:
+                if self._trained.done == self._run.half:
                     self._restart(State(self._run, self._device, seen, watch))
                 self._advance(self._run.share(batch, self._rank))
                 if self._trained.stopped:
@@ -117,19 +117,19 @@ class Training:
         self._start_clock()
 
     def _restart(self, state: State) -> None:
-        """Restart after half of the steps as the rung asks for: the state through a checkpoint on disk, into a new model."""
+        """Restart after half of the steps as the rung asks for: through a checkpoint on disk, into a new model.
+
+        Every checkpoint of this step is from before the restart: a run that is resumed from it restarts too.
+        """
         if self._leads:
             self._write_checkpoint()
-        self._wait()
+        if self._shared:
+            dist.barrier()  # it is written
         _, saved = self._trained.at_checkpoint()
         assert saved is not None
-        self._wait()  # all have read it before it is replaced
         losing = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}.get(self._run.rung.restart)
         self._state, self._is_new = state, True
         state.restore(saved if losing is None else losing(saved))
-        self._trained = replace(self._trained, restarted=True)
-        if self._leads:
-            self._write_checkpoint()
         self._start_clock()
 
     def _advance(self, batch: Batch) -> None:
@@ -182,11 +182,6 @@ class Training:
         self._trained.write_checkpoint(self._state)
         self._saved_at = time.perf_counter()
 
-    def _wait(self) -> None:
-        """Return when all processes have come here."""
-        if self._shared:
-            dist.barrier()
-
     def _end(self) -> Trained:
         """The finished run, written by the process that leads and read by the others."""
         last = checksum(self._state.weights())
@@ -198,7 +193,8 @@ class Training:
         if self._leads:
             self._finished(last).write()
             self._trained.remove_checkpoints()
-        self._wait()
+        if self._shared:
+            dist.barrier()  # it is there for the others to read
         finished = Trained.find(self._trained.folder, self._trained.key)
         assert finished is not None
         return finished

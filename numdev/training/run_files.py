@@ -26,7 +26,7 @@ FINISHED = "trained.json"
 _DIGITS = 32  # of the 64 hexadecimal digits of SHA-256, which a name has room for
 _SUFFIX = ".safetensors"
 _CHECKPOINTS = 2  # that are kept
-_POSITION = ("key", "done", "restarted", "seconds", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
+_POSITION = ("key", "done", "seconds", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 
 
 class Damaged(NumdevError):
@@ -88,7 +88,6 @@ class Trained:
         key: of the run.
         steps: of the task.
         done: steps that are done, after which the weights are known to be finite; `steps` unless it stopped.
-        restarted: whether the restart after half of the steps is done.
         seconds: spent on steps, in all processes that worked on it one after the other.
         seconds_per_step: the median over stretches of steps of the last process.
         losses: of each step that was done, the one that stopped it last.
@@ -113,7 +112,6 @@ class Trained:
     key: str
     steps: int
     done: int = 0
-    restarted: bool = False
     seconds: float = 0.0
     seconds_per_step: float = 0.0
     losses: tuple[float, ...] = ()

@@ -101,16 +101,6 @@ def test_a_mask_that_no_file_keeps_is_refused_with_its_reason(tmp_path: Path, nu
     assert numdev(*small, "device=cpu", "problem.causal=false").code == 0
 
 
-def test_a_causal_mask_over_more_keys_than_queries_sees_the_first_ones(tmp_path: Path) -> None:
-    """torch aligns it top left; the keys that no query sees are not kept."""
-    q, k = torch.randn(1, 1, 3, 4), torch.randn(1, 1, 5, 4)
-    with nd.capture(nn.Identity(), tmp_path) as captured:
-        torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
-    assert torch.equal(load_file(captured.paths[0])["model.k"], k[:, :, :3])
-    problem = nd.Problem(nd.Captured(str(captured.paths[0])), nd.Shape(queries=3, keys=3, head_dim=4))
-    assert problem.mask == nd.Mask(causal=True)
-
-
 def test_chosen_layers_and_steps(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
     with nd.capture(model, tmp_path, layers=["layers.1.self_attn"], steps=[0, 2, 70]) as captured:
         for number in range(4):
@@ -139,14 +129,19 @@ def test_calls_by_number_and_steps_by_entering_again(model: nn.Module, x: Tensor
     assert layers == {"layers.0.self_attn", "layers.0.self_attn#1", "layers.1.self_attn#1"}
 
 
-def test_the_model_computes_what_it_computes_without(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
-    expected = step(model, x)
+def test_the_model_computes_what_it_computes_without_and_an_interrupted_step_leaves_no_file(
+    model: nn.Module, x: Tensor, tmp_path: Path
+) -> None:
+    plain = step(model, x)
+    with pytest.raises(RuntimeError, match="invalid"), nd.capture(model, tmp_path):
+        step(model, x).view(7)
+    assert not list(tmp_path.iterdir())
     with nd.capture(model, tmp_path):
-        assert torch.equal(step(model, x), expected)
+        assert torch.equal(step(model, x), plain)
     with nd.attend(EAGER) as seen:
-        expected = step(model, x)
+        exchanged = step(model, x)
         with nd.capture(model, tmp_path):
-            assert torch.equal(step(model, x), expected)
+            assert torch.equal(step(model, x), exchanged)
     assert seen.calls == 4
 
 
@@ -158,10 +153,4 @@ def test_mistakes_are_told(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
         step(model, x)
     with pytest.warns(UserWarning, match="enter capture after attend"), nd.capture(model, tmp_path), nd.attend(EAGER):
         step(model, x)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_interrupted_step_leaves_no_file(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="invalid"), nd.capture(model, tmp_path):
-        step(model, x).view(7)
     assert not list(tmp_path.iterdir())

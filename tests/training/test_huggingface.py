@@ -38,42 +38,52 @@ def llama(attention: str = "sdpa") -> Any:
     return transformers().AutoModelForCausalLM.from_config(config, attn_implementation=attention).double()
 
 
-def trained(model: Any, **named: Any) -> tuple[Tensor, list[Tensor]]:
-    """What the model makes of the tokens that there are, and the gradients of its weights."""
+def results(model: Any, run: Callable[[Any], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """What a model makes, and the gradients of its weights."""
     model.zero_grad()
-    found = model(input_ids=TOKENS, **named)[0][PADDING.bool()]
-    found.square().sum().backward()
-    return found.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    out = run(model)
+    out.square().sum().backward()  # type: ignore[no-untyped-call]
+    return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-def same(got: tuple[Tensor, list[Tensor]], expected: tuple[Tensor, list[Tensor]]) -> None:
+def same(ours: tuple[Tensor, list[Tensor]], theirs: tuple[Tensor, list[Tensor]]) -> None:
     """In FP64, with numbers near 1 and a few hundred of them in a sum."""
-    assert torch.allclose(got[0], expected[0], rtol=1e-11, atol=1e-12)
-    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-11) for a, b in zip(got[1], expected[1], strict=True))
+    assert torch.allclose(ours[0], theirs[0], rtol=1e-11, atol=1e-12)
+    assert all(torch.allclose(a, b, rtol=1e-10, atol=1e-11) for a, b in zip(ours[1], theirs[1], strict=True))
+
+
+def exchanged(model: Any, run: Callable[[Any], Tensor], calls: int = 2) -> tuple[Tensor, list[Tensor]]:
+    """With exact attention a model has the result and the gradients that it has without, and each call is exchanged."""
+    expected = results(model, run)
+    with nd.attend(EXACT) as seen:
+        same(results(model, run), expected)
+    assert (seen.calls, seen.missed) == (calls, 0)
+    with nd.attend(EAGER):
+        assert not torch.allclose(results(model, run)[0], expected[0], rtol=1e-5, atol=0.0)
+    return expected
 
 
 @pytest.mark.parametrize("make", [bert, llama])
 @pytest.mark.parametrize("padded", [False, True])
 def test_transformers(make: Any, padded: bool) -> None:
     """sdpa, which models take unless told otherwise, and a registered name; with padding and without."""
-    named = {"attention_mask": PADDING} if padded else {}
-    expected = trained(make(), **named)
-    with nd.attend(EXACT) as seen:
-        same(trained(make(), **named), expected)
-    assert (seen.calls, seen.missed) == (2, 0)
+
+    def run(model: Any, *, padded: bool = padded) -> Tensor:
+        out: Tensor = model(input_ids=TOKENS, **{"attention_mask": PADDING} if padded else {})[0][PADDING.bool()]
+        return out
+
+    expected = exchanged(make(), run)
     if make is not bert or int(transformers().__version__.split(".")[0]) >= 5:  # an earlier Bert takes no registered name
         counted = register("numdev_exact", EXACT)
-        same(trained(make("numdev_exact"), **named), expected)
+        same(results(make("numdev_exact"), run), expected)
         assert counted.calls == 2
-    with nd.attend(EAGER):
-        assert not torch.allclose(trained(make(), **named)[0], expected[0], rtol=1e-5, atol=1e-5)
     if padded and make is bert:  # under a causal limit no token sees the padding behind it
-        assert not torch.allclose(trained(make())[0], expected[0], rtol=1e-5, atol=1e-5), "padding changes nothing"
+        assert not torch.allclose(run(make(), padded=False), expected[0], rtol=1e-5, atol=1e-5), "padding changes nothing"
 
 
 def test_an_eager_model_is_told_apart() -> None:
     with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
-        trained(bert("eager"))
+        bert("eager")(input_ids=TOKENS)
     assert list(seen.elsewhere) == [f"matrix products in encoder.layer.{n}.attention.self" for n in (0, 1)]
     with pytest.raises(Unsupported, match="attn_implementation='sdpa'"):
         seen.require()
@@ -116,7 +126,7 @@ def test_diffusers() -> None:
     torch.manual_seed(0)
     block = attention.BasicTransformerBlock(16, 4, 4, cross_attention_dim=8).double().eval()
     patches, caption = torch.randn(2, 6, 16).double(), torch.randn(2, 5, 8).double()
-    exchanged(block, lambda: block(patches, encoder_hidden_states=caption))
+    exchanged(block, lambda block: block(patches, encoder_hidden_states=caption))
 
 
 @pytest.mark.parametrize("pooling", ["token", "map"])
@@ -127,7 +137,7 @@ def test_timm(pooling: str) -> None:
     sizes: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 4, "num_classes": 3}
     model = timm.VisionTransformer(**sizes, global_pool=pooling, qk_norm=True).double()
     pictures = torch.randn(2, 3, 16, 16).double()
-    exchanged(model, lambda: model(pictures), calls=2 if pooling == "token" else 3)
+    exchanged(model, lambda model: model(pictures), calls=2 if pooling == "token" else 3)
 
 
 def test_blocks_of_timm_that_multiply_matrices_are_named() -> None:
@@ -141,20 +151,3 @@ def test_blocks_of_timm_that_multiply_matrices_are_named() -> None:
     assert seen.elsewhere == {f"matrix products in blocks.{n}.attn": 1 for n in (1, 2, 3)}
     with pytest.raises(Unsupported, match=r"blocks\.3\.attn"):
         seen.require()
-
-
-def exchanged(model: torch.nn.Module, run: Callable[[], Tensor], calls: int = 2) -> None:
-    """With exact attention a model has the result and the gradients that it has without, and each call is exchanged."""
-
-    def trained() -> tuple[Tensor, list[Tensor]]:
-        model.zero_grad()
-        out = run()
-        out.square().sum().backward()  # type: ignore[no-untyped-call]
-        return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
-
-    expected = trained()
-    with nd.attend(EXACT) as seen:
-        same(trained(), expected)
-    assert (seen.calls, seen.missed) == (calls, 0)
-    with nd.attend(EAGER):
-        assert not torch.allclose(trained()[0], expected[0], rtol=1e-5, atol=0.0)

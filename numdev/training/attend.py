@@ -168,8 +168,10 @@ class Exchange(Interception):
 class Recorder(Interception):
     """A context that answers calls and knows in which step and in which module of a model each is made.
 
-    Entering it again after a call begins the next step.
+    Entering it again after a call begins the next step. Leaving it warns as leaving `attend` does.
     """
+
+    _hint = ""  # of the warning
 
     def __init__(self, model: nn.Module | None, read_masks: bool) -> None:
         super().__init__(read_masks)
@@ -186,10 +188,17 @@ class Recorder(Interception):
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._entered.pop().close()
+        if kind is None:
+            self._write()
+            self.seen.warn(type(self).__name__, self._hint)
 
     def step(self, number: int | None = None) -> None:
-        """The calls that follow are of the next step, or of the one that is given."""
+        """Write what is kept of this step; the calls that follow are of the next one, or of the one that is given."""
+        self._write()
         self._step, self._calls = self._step + 1 if number is None else number, 0
+
+    def _write(self) -> None:
+        """Write what is kept of a step."""
 
     def _call(self) -> tuple[int, str]:
         """Number of a call in its step, from 0, and name of the innermost module of the model that makes it, or ''."""

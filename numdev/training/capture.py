@@ -46,6 +46,8 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         StoreError: where a file cannot be written.
     """
 
+    _hint = "; enter capture after attend or shadow"
+
     def __init__(
         self,
         model: nn.Module,
@@ -67,17 +69,6 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         self._tensors: dict[str, Tensor] = {}
         self._notes: dict[str, dict[str, Any]] = {}
         self._called: dict[str, int] = {}
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        super().__exit__(kind, *error)
-        if kind is None:
-            self._write()
-            self.seen.warn("capture", "; enter capture after attend or shadow")
-
-    def step(self, number: int | None = None) -> None:
-        """Write what was kept of this step; the calls that follow are of the next one, or of the one that is given."""
-        self._write()
-        super().step(number)
 
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         """See `numdev.training.attend.Interception`."""

@@ -72,11 +72,6 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         self.rows: list[dict[str, Any]] = []
         self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        super().__exit__(kind, *error)
-        if kind is None:
-            self.seen.warn("shadow")
-
     def save(self, path: Path | str) -> None:
         """Write the rows as Parquet, whole or not at all.
 

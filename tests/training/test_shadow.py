@@ -110,16 +110,21 @@ def test_the_reference_is_measured_as_the_model_has_it() -> None:
     assert only(log.rows, subject="fp32", reference="golden")["rmse"] < 1e-6
 
 
-def test_rows_are_kept_as_parquet(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
-    with nd.shadow({"tiled": TILED}, EAGER) as log, torch.no_grad():
-        model(x)
+def test_rows_are_kept_as_parquet_and_drawn(model: nn.Module, x: Tensor, tmp_path: Path) -> None:
+    with nd.shadow({"tiled": TILED}, EAGER) as log:
+        for _ in range(2):
+            loss(model, x).backward()
+            log.step()
     log.save(tmp_path / "rows.parquet")
     assert parquet.read_table(tmp_path / "rows.parquet").to_pylist() == log.rows
     with pytest.raises(nd.BadInput, match="^path: .*parquet"):
         log.save(tmp_path / "rows.csv")
+    assert len(nd.plot(log.rows, x="step", y="dq.rmse", facet="call").axes) == 2
+    with pytest.raises(nd.BadInput, match="no rows"):
+        nd.plot([])
 
 
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+def test_mistakes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(nd.BadInput, match="^variants: {}"):
         nd.shadow({}, EAGER)
     with pytest.raises(nd.BadInput, match="^variants: 'reference'"):
@@ -129,13 +134,3 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     q = torch.randn(1, 1, 3, 2, requires_grad=True)
     with pytest.raises(nd.Unsupported, match="^variant: Tiled has no backward pass"), nd.shadow({"tiled": TILED}, KERNEL):
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
-
-
-def test_the_rows_of_a_log_are_drawn(model: nn.Module, x: Tensor) -> None:
-    with nd.shadow({"tiled": TILED}, EAGER) as log:
-        for _ in range(2):
-            loss(model, x).backward()
-            log.step()
-    assert len(nd.plot(log.rows, x="step", y="dq.rmse", facet="call").axes) == 2
-    with pytest.raises(nd.BadInput, match="no rows"):
-        nd.plot([])

@@ -88,7 +88,7 @@ class Bounds:
 
 
 def bounds(inputs: Inputs, scale: float, tiles: int = 1, query_tiles: int = 1) -> Bounds:
-    """What streamed or tiled FP64 gradients can err, to first order: `c N u` of the largest that they could be.
+    """Errors of streamed or tiled FP64 gradients at most, to first order: `c N u` of the largest that they could be.
 
     Let `A` be `reach`, `N` keys, `R` rows of all heads of a group, `T` KV tiles, and `W = max_i sum_t |dO_it| max |V|`, which no
     `|dP_ij|`, no `|delta_i|` and no sum `sum_t |dO_it O_it|` exceeds, O being a mean of V. Errors in units of u:
@@ -120,7 +120,7 @@ def bounds(inputs: Inputs, scale: float, tiles: int = 1, query_tiles: int = 1) -
 
 
 def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]:
-    """What each element of the golden gradients can err, to first order, in units of u; `p` is the exact P.
+    """Error of each element of the golden gradients at most, to first order, in units of u; `p` is the exact P.
 
     For a row i let b be the key of its largest score, `R = 1 - P_ib` the sum of the other weights, `W = sum_t |dO_it| max |V|`,
     and `pi u` the relative error of a computed weight (`weight_error`). Errors in units of u:
@@ -154,7 +154,7 @@ def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `torch.empty` returns holds NaN, or a large number, so that an element that no kernel writes shows."""
+    """Let `torch.empty` return NaN, or a large number, so that an element that no kernel writes shows."""
     empty = torch.empty
 
     def poisoned(*args: object, **keywords: object) -> Tensor:

@@ -233,7 +233,7 @@ HOPPER = {"settings": Triton(), "mask": Mask()}
 
 
 def refusal_by_rules(name: str, variant: Tiled | TiledBackward, inputs: tuple[torch.Tensor, ...], mask: Mask) -> str | None:
-    """What the rules of the compiled passes say of a run, which then goes by tensor operations."""
+    """Reason by which the rules of the compiled passes refuse a run, which then goes by tensor operations."""
     reasons: list[str | None] = []
     rule = getattr(rules, name)
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
@@ -315,7 +315,7 @@ def test_a_field_that_is_added_is_refused_unless_it_has_its_default(
 
 
 def test_a_field_that_the_reference_alone_reads_goes_by_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an audit did: scores moved by 5 leave the outputs as they are and move LSE by 5, which compiled code did not do."""
+    """As in an audit: scores moved by 5 leave the outputs as they are and move LSE by 5, which compiled code did not do."""
     update = recurrence.Rows._update
 
     def moved(rows: Any, here: slice, s: torch.Tensor, *rest: Any) -> None:

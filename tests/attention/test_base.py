@@ -1,4 +1,4 @@
-"""What every implementation shares: the format of each output, in whose ulp and unit roundoff it is measured, and its shapes."""
+"""Facts of every implementation: the format of each output, in whose ulp and unit roundoff it is measured, and its shapes."""
 
 from __future__ import annotations
 

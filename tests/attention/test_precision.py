@@ -274,7 +274,7 @@ def test_both_passes_round_inputs_alike() -> None:
 
 
 def test_equal_columns_have_equal_products_in_single_precision() -> None:
-    """What ties between scores rest on: the place of a key changes nothing."""
+    """Ties between scores rest on it: the place of a key changes nothing."""
     for inner, columns in ((8, 7), (24, 40), (64, 64), (80, 23), (128, 17), (200, 100), (600, 33)):
         a, column = torch.randn(37, inner), torch.randn(inner, 1)
         result = product(a, column.expand(inner, columns))

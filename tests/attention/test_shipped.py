@@ -1,4 +1,4 @@
-"""What ships, and what is said of it in one command: composed by Hydra, measured, and read back from the store."""
+"""Presets that ship, each in one command: composed by Hydra, measured, and read back from the store."""
 
 from __future__ import annotations
 

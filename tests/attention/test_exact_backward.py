@@ -116,7 +116,7 @@ def test_autograd_of_plain_torch_gives_the_same(mask: str, spread: float) -> Non
 
 @pytest.mark.parametrize("mask", ["none", "causal"])
 def test_the_bound_is_no_licence(mask: str) -> None:
-    """An error that is bounded by `c N u` much less than a thousandth of the gradient: a wrong factor would be seen."""
+    """An error bounded by `c N u` is much less than a thousandth of the gradient: a wrong factor would be seen."""
     inputs = draw_all((2, 4, 2, 37, 53, 24))
     got, bound = ExactBackward()(*inputs, MASKS[mask]), bounds(inputs, 24**-0.5)
     for name, found in got.tensors().items():

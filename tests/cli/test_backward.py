@@ -30,8 +30,6 @@ from numdev.cli import build
 from numdev.cli.compose import Library, config_folder
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput, NotHonoured
-from numdev.measurement.deviation.measurement import Deviations
-from numdev.measurement.runner import Point
 from numdev.results.manifest import EntryRole
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint
@@ -351,6 +349,7 @@ class TestCommand:
         ):
             assert name in own
 
+    @pytest.mark.slow
     def test_a_study_of_one_s_own(self, numdev: Command, tmp_path: Path) -> None:
         """Axes over presets, single steps, sizes, tiles, orders and the form of delta; then a report and a comparison."""
         (tmp_path / "mine" / "study").mkdir(parents=True)
@@ -376,14 +375,6 @@ class TestCommand:
 
 
 class TestStudies:
-    @pytest.mark.parametrize("name", ["gradients", "gradients_order", "delta", "attribution", "validate_backward"])
-    def test_every_point_can_be_measured(self, name: str) -> None:
-        made = study(name)
-        assert all(one.refused == "" for one in made.points), [one.refused for one in made.points if one.refused]
-        kind = Deviations(ATTENTION_BACKWARD)
-        keys = {str(kind.config(Point(p.problem, p.variant, p.baseline, p.seeds))) for p in made.points}
-        assert len(keys) >= 0.8 * len(made.points)  # a point may stand in two scenarios
-
     @pytest.mark.parametrize(("name", "policy"), [("attribution", BackwardPrecision), ("attribution_forward", Precision)])
     def test_attribution_changes_each_step_alone(self, name: str, policy: type[Any]) -> None:
         steps, made = [field.name for field in fields(policy)], study(name)

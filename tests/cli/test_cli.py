@@ -498,6 +498,7 @@ class TestPaper:
 
 
 class TestReport:
+    @pytest.mark.slow
     def test_its_folder_is_named_after_what_is_reported(self, numdev: Command, toy_configs: Path) -> None:
         (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
         few = ("tiling.bc=8", "results=kept/of_may")
@@ -546,6 +547,7 @@ class TestReport:
         assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
         assert ran.err.startswith(f"{field}: ")
 
+    @pytest.mark.slow
     def test_the_papers_studies_are_those_that_are_there(self, numdev: Command) -> None:
         small = ("problem.n=32", "problem.head_dim=16", "seeds=2", "precision=bf16")
         assert numdev("measure", "study=fig3", *small, "device=cpu").code in (0, 1)

@@ -196,6 +196,7 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
 
     expander = Expander(LIBRARY, {"seeds": 2}).of(name)
     made = expander.study(name, LIBRARY.study(name))
+    assert [point.refused for point in made.points if point.refused] == [], "its variants honour all that it states"
     operation = build.node({"operation": expander.composer.of}, "operation")
     trains = operation.golden is None
     bench = Runner(WeightsOverTraining(operation) if trains else Deviations(operation), "cpu")
@@ -225,13 +226,6 @@ def small(point: StudyPoint) -> StudyPoint:
     if not isinstance(point.variant, (Tiled, Instrumented, TiledBackward)):
         return point
     return replace(point, variant=replace(point.variant, tiling=replace(point.variant.tiling, br=16, bc=16)))
-
-
-@pytest.mark.parametrize("name", LIBRARY.options("study"))
-def test_every_study_states_only_what_its_variants_honour(name: str) -> None:
-    made = Expander(LIBRARY).of(name).study(name, LIBRARY.study(name))
-    assert made.points
-    assert [point.refused for point in made.points if point.refused] == []
 
 
 def test_a_scenario_has_a_title_and_a_role() -> None:

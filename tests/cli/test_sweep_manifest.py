@@ -121,6 +121,7 @@ def test_single_points_have_a_report(numdev: Command) -> None:
     assert Path("o/figures/points_attention.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Command) -> None:
     small = ("operation=attention_backward", "problem.n=16", *TINY, "results=backward")
     assert numdev("measure", *small, "-m", "precision=bf16,fp16").code == 0
@@ -137,6 +138,7 @@ def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Com
     assert "RMSE of y from golden over norm.block, by precision policy" in figure.read_text()
 
 
+@pytest.mark.slow
 def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numdev: Command) -> None:
     assert numdev("measure", *TINY, "-m", "tiling.bc=8,16").code == 0
     head = ("title=Tiles, Bc: it's & co", "author=A. Author")

@@ -199,6 +199,7 @@ class TestByTheCommandLine:
         assert {(row["operation"], row["label.norm"]) for row in rows} == {("rmsnorm", "torch"), ("rmsnorm", "emulation")}
         assert all(float(row["latency"]) > 0 for row in rows)
 
+    @pytest.mark.slow
     def test_the_command_line_chooses_the_operation_of_a_study(self, numdev: Command) -> None:
         """A study's file chooses its operation; another one does not have its settings."""
         ran = numdev("measure", *CONFIGS, "operation=attention", "study=rmsnorm_blocks", "device=cpu")

@@ -181,6 +181,7 @@ class TestWithoutSource:
         assert fresh("mine:f") != before
 
 
+@pytest.mark.slow
 def test_an_edited_function_is_measured_anew_by_the_same_command(folder: Path) -> None:
     """And what is not edited is not, though the command is a process of its own each time."""
     command = [sys.executable, "-m", "numdev.cli.main", "measure", "problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 
 import numdev as nd
 from numdev.report.document.context import Part, context

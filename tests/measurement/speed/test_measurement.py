@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import pytest
-import torch
 from torch import Tensor
 
 from numdev.api import Bench, speed_bench
@@ -98,19 +97,6 @@ def test_what_is_compared_is_a_result_of_the_timed_call(bench: Runner, wrong_fro
     assert found.status is status
     assert len(CALLS) == 1 + 1 + 3 + 3  # compared, its memory, warm-up, timed: no call beside them
     assert found.rows[0]["latency"] > 0
-
-
-def test_every_head_holds_the_drawn_group() -> None:
-    q, k, v = ATTENTION.prepared(PROBLEM, Vanilla(), 0, torch.device("cpu"))
-    drawn = Vanilla().round_inputs(*ATTENTION.workload.sample(PROBLEM).inputs(0).values())
-    assert q.shape == (2, 4, 32, 16)
-    assert k.shape == v.shape == (2, 2, 48, 16)
-    assert q.is_contiguous()
-    for whole, one in zip((q, k, v), drawn, strict=True):
-        step = one.shape[1]
-        for b in range(2):
-            for h in range(0, whole.shape[1], step):
-                assert torch.equal(whole[b, h : h + step], one[0])
 
 
 def test_refuses_memory_that_is_not_there(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,14 +111,6 @@ def test_only_what_is_to_be_measured_is_counted(bench: Runner, ncu: FakeNcu, tmp
     assert ncu.chunks == [2, 2]  # known to this bench
 
 
-def test_what_cannot_be_timed_starts_no_process(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
-    """Nor is it counted with those behind it."""
-    grid = (*points(4, 5, variant=Sdpa(Backend.CUDNN)), *points(6, 7))
-    outcome = run(Study("toy", "A toy", None, (), grid), bench, Store(tmp_path / "results"))
-    assert len(outcome.failures) == 2
-    assert ncu.chunks == [2]
-
-
 def uncounted(found: Record) -> str:
     """Why there are no figures, of a record that has everything else."""
     assert found.status is Status.OK
@@ -155,15 +147,6 @@ def test_one_that_fails_takes_no_other_with_it(bench: Runner, ncu: FakeNcu) -> N
     rows = [bench.measure(problem(n), VARIANT).rows[0] for n in (4, 5, 6)]
     assert [row["not_counted"] for row in rows] == ["", "", ""]
     assert ncu.chunks == [3, 1, 1]
-
-
-def test_one_row_is_missing(bench: Runner, ncu: FakeNcu) -> None:
-    ncu.behaves("if len(points) == 3: del lines[4]\nelse: del lines[3]")
-    bench.announce(pairs(*points(4, 5, 6)))
-    rows = [bench.measure(problem(n), VARIANT) for n in (4, 5, 6)]
-    assert [rows[0].rows[0]["dram_read_bytes"], rows[2].rows[0]["dram_read_bytes"]] == [1000.0, 3000.0]
-    assert uncounted(rows[1]) == "ncu listed no figures for the call"
-    assert ncu.chunks == [3, 1]
 
 
 def test_what_the_call_said_goes_before(bench: Runner, ncu: FakeNcu) -> None:

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from numdev.cli import build, launch, studies, tools
+from numdev.cli import build, expand, launch, tools
 from numdev.cli.commands import refuse_unknown
 from numdev.cli.compose import config_folder, plain, register, study_fields
 from numdev.cli.main import COMMANDS
@@ -117,7 +117,7 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
 
 
 def check_points(command: str, cfg: Any, hydra: Any) -> None:
-    expander = studies.expander(hydra, cfg, command)
+    expander = expand.expander(hydra, cfg, command)
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, expander.library.study(name)).points]
     elif command == "map" or cfg.study is None:

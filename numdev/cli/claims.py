@@ -87,11 +87,11 @@ class _Claim:
         try:
             if not isinstance(own.get("order", []), list):
                 raise BadInput("order", own["order"], "give a list of entries, the one with the largest metric first")
+            if is_one_value and own.get("kind") is not None and own.get("metric") not in self.metrics:
+                raise BadInput("metric", own.get("metric"), one_of(own.get("metric"), self.metrics, most=12))
             claim = make(ClaimStatement, {name: value for name, value in own.items() if value is not None}, self.where)
             if claim.judge:
                 function("judge", claim.judge)
-            if is_one_value and claim.metric not in self.metrics:
-                raise BadInput("metric", own.get("metric"), one_of(own.get("metric"), self.metrics, most=12))
             for axis in filter(None, (claim.over, claim.each) if is_one_value else ()):
                 self._check_axis(claim, axis)
             for entry in claim.order:

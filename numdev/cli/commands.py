@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +67,14 @@ def train(cfg: DictConfig) -> Ended:
 
 def paper(cfg: DictConfig) -> Ended:
     """Every study of the paper, then its report."""
-    from numdev.cli import runners, studies
+    from numdev.cli import expand, runners, studies
 
     whole = "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study="
     _refuse(cfg, {**dict.fromkeys(("study", "shard", "shards"), whole), **_OF_A_POINT})
     _refuse_format(cfg)
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
-    expander, work = studies.expander(HydraConfig.get(), cfg), []
+    expander, work = expand.expander(HydraConfig.get(), cfg), []
     for name in cfg.studies:
         own = expander.of(name)
         work.append((own.study(name, expander.library.study(name)), runners.runner("paper", cfg, own.composer.of)))
@@ -132,7 +132,7 @@ def _point_without_report(cfg: DictConfig, program: str) -> Ended:
 
 
 def _study(cfg: DictConfig, program: str) -> Ended:
-    from numdev.cli import figures, runners, studies
+    from numdev.cli import expand, figures, runners, studies
     from numdev.results.study import Shard
 
     _refuse(cfg, _OF_A_POINT)
@@ -140,7 +140,7 @@ def _study(cfg: DictConfig, program: str) -> Ended:
     name = hydra.runtime.choices.get("study")
     if name is None:  # Hydra has merged several into one
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
-    fields, expander = study_fields(name, plain(cfg.study)), studies.expander(hydra, cfg, program)
+    fields, expander = study_fields(name, plain(cfg.study)), expand.expander(hydra, cfg, program)
     own = expander.of(name)
     bench = runners.runner(program, cfg, own.composer.of)
     if program == "train" and own.library.operation_of(name) is None and OPERATION not in expander.manner:
@@ -151,7 +151,7 @@ def _study(cfg: DictConfig, program: str) -> Ended:
     shard = Shard(cfg.shard, cfg.shards)
     if cfg.dry_run:
         return studies.plan(work, cfg, program, shard)
-    return replace(studies.run(work, cfg, live=has_own_terminal(), shard=shard), drawing=figures.Drawing.of(cfg, name))
+    return replace(studies.run(work, cfg, live=has_own_terminal(), shard=shard), drawing=Drawing.of(cfg, name))
 
 
 def overrides() -> list[str]:
@@ -164,6 +164,29 @@ def plot_parts(cfg: DictConfig) -> dict[str, Any]:
     node = cfg.get("plot")
     parts = {} if node is None else plain(node, resolve=True)
     return {key: value for key, value in parts.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that a job of a command asks for.
+
+    Attributes:
+        results: folder of the records.
+        out: folder of the figure.
+        study: the study or sweep that it shows, after which it is named.
+        plot: its parts.
+    """
+
+    results: Path
+    out: Path
+    study: str
+    plot: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
+        """The figure of a study or sweep that a job has measured, if one is asked for."""
+        plot = plot_parts(cfg)
+        return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
 
 
 def refuse_unknown(cfg: DictConfig, choices: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from numdev.cli.compose import Composer, composer, config_folder, type_hint
 from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
 
 if TYPE_CHECKING:
-    from numdev.cli.figures import Drawing
+    from numdev.cli.commands import Drawing
     from numdev.cli.plan import Plan
     from numdev.results.record import Status
 

@@ -20,14 +20,30 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
 from numdev.cli import build, schema
 from numdev.cli.claims import check_figures, claims_of, function, mapping, plot_of
-from numdev.cli.compose import OPERATION, Composer, Library, Request, Statements, composer, written
+from numdev.cli.compose import (
+    OPERATION,
+    Composer,
+    Library,
+    Request,
+    Statements,
+    composer,
+    flat,
+    groups_of_points,
+    overrides_of,
+    plain,
+    written,
+)
 from numdev.cli.runners import comparable, operation_of
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.claim import ClaimStatement
@@ -36,6 +52,9 @@ from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice
 
 _ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
+_MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
+_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "workers", "out", "objective", "metrics")
+_OF_OTHERS = ("dry_run", "plot", "output", "head", "seed", "subject", "reference", "format")  # of a figure, and of numdev map
 _SECTION = ("place", "measured", "source", "table", "figures")  # fields of a study's file that the report alone reads
 
 
@@ -243,6 +262,37 @@ class Expander:
             own = (_has(axes[key], value) if key in axes else {**r.raw, **r.options}.get(key) == value for axes, r in requests)
             if key != "seeds" and not all(own):
                 yield f"{key}={written(value)}"
+
+
+def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
+    """An expander over the config folders of this run, with what its command line states of a point.
+
+    `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
+    """
+    runtime = hydra.runtime
+    folders = tuple(Path(source.path) for source in runtime.config_sources if source.schema == "file")
+    of_point = [str(key) for key in cfg if key not in (*_MANNER, *_OF_RUN, *_OF_OTHERS)]
+    groups, overrides = (OPERATION, *groups_of_points(runtime.choices)), overrides_of(hydra)
+    task, manner = (explicit(overrides, runtime.choices, cfg, names, groups) for names in (of_point, _MANNER))
+    own = next((Path(source.path) for source in runtime.config_sources if source.provider == "command-line"), None)
+    folder = None if own is None else str(own.relative_to(runtime.cwd) if own.is_relative_to(runtime.cwd) else own)
+    name = hydra.job.config_name
+    return Expander(Library(folders), task, program, folder, manner, name, runtime.choices.get(OPERATION))
+
+
+def explicit(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[str], groups: Iterable[str]) -> dict[str, Any]:
+    """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
+    settings, statements = plain(cfg), dict[str, Any]()
+    for override in OverridesParser.create().parse_overrides(overrides):
+        key = override.key_or_group
+        if key in names and key in groups and override.package is None and isinstance(choices.get(key), str):
+            statements[key] = choices[key]
+        elif key.partition(".")[0] in names:
+            value: Any = settings
+            for part in key.split("."):
+                value = value[part]
+            statements |= dict(flat({key: value}))
+    return statements
 
 
 def _has(entries: Any, value: Any) -> bool:

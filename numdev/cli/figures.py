@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable, Sequence
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
-from numdev.cli import point, runners, studies
+from numdev.cli import expand, point, runners
 from numdev.cli.claims import plot_of
-from numdev.cli.commands import plot_parts
+from numdev.cli.commands import Drawing, plot_parts
 from numdev.errors import BadInput
 from numdev.measurement.runner import Kind
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that a job of a command asks for.
-
-    Attributes:
-        results: folder of the records.
-        out: folder of the figure.
-        study: the study or sweep that it shows, after which it is named.
-        plot: its parts.
-    """
-
-    results: Path
-    out: Path
-    study: str
-    plot: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
-        """The figure of a study or sweep that a job has measured, if one is asked for."""
-        plot = plot_parts(cfg)
-        return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
 
 
 def refuse(cfg: DictConfig, names: Collection[str], measured: Kind, *, needs_x: bool = False) -> None:
@@ -61,7 +35,7 @@ def refuse(cfg: DictConfig, names: Collection[str], measured: Kind, *, needs_x: 
 
 def refuse_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]) -> None:
     """Refuse a figure that a sweep over points, or over studies, cannot have; `cfg` has Hydra's own part too."""
-    expander = studies.expander(cfg.hydra, cfg, command)
+    expander = expand.expander(cfg.hydra, cfg, command)
     study = next((one for one in overrides if one.key_or_group == "study"), None)
     if study is None:
         names = [one.key_or_group for one in overrides if one.is_sweep_override()]

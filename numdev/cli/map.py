@@ -10,7 +10,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from numdev.cli import build, point, runners, studies
+from numdev.cli import build, expand, point, runners
 from numdev.cli.compose import Request
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
@@ -43,7 +43,7 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
         raise BadInput("format", cfg.format, one_of(cfg.format, document.WRITERS))
     _refuse(place, overrides)
     hydra = HydraConfig.get()
-    request = point.request_of(cfg, hydra, studies.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
+    request = point.request_of(cfg, hydra, expand.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
     measured, bench = build.point(request), runners.runner("map", cfg)
     try:
         operation = bench.kind.operation

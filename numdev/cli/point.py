@@ -20,7 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import build, figures, jobs, launch, plan, runners, schema, show, studies
+from numdev.cli import build, expand, jobs, launch, runners, schema, show
+from numdev.cli.commands import Drawing, plot_parts
 from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, plain, resolved, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
@@ -48,9 +49,11 @@ def run(cfg: DictConfig, program: str) -> Ended:
     metrics = choice("metrics", Metrics, cfg.metrics)
     bench = runners.runner(program, cfg)
     runners.refuse_objective(cfg.objective, bench.kind)
-    expander = studies.expander(HydraConfig.get(), cfg)
+    expander = expand.expander(HydraConfig.get(), cfg)
     in_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    if not in_sweep:
+    if plot_parts(cfg) and not in_sweep:
+        from numdev.cli import figures  # late: of a figure alone
+
         names = [*expander.manner, *expander.task, *said_of_points(Path(cfg.results), bench.kind)]
         figures.refuse(cfg, names, bench.kind, needs_x=True)
     request = request_of(cfg, HydraConfig.get(), expander)
@@ -59,6 +62,8 @@ def run(cfg: DictConfig, program: str) -> Ended:
     parts = point.problem, point.variant, point.baseline, point.seeds
     key = bench.key(*parts)
     if cfg.dry_run:
+        from numdev.cli import plan  # late: of a dry run alone
+
         if cfg.objective is not None:
             raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
         estimates = plan.estimates(program, cfg, bench)
@@ -83,7 +88,7 @@ def run(cfg: DictConfig, program: str) -> Ended:
         store.put(record)
     sweep = _keep(store, program, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
-    figure, drawing = runners.objective(cfg.objective, record), figures.Drawing.of(cfg, sweep)
+    figure, drawing = runners.objective(cfg.objective, record), Drawing.of(cfg, sweep)
     ended = Ended(code_of_point(record.status), figure=figure, key=record.key, drawing=drawing)
     if in_sweep and metrics is Metrics.CHIEF:
         remark = record.reason or ("measured already" if already else f"{record.seconds:.2f} s")

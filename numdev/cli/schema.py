@@ -41,7 +41,7 @@ class StudyConfig:
     source: str = ""
     table: str = ""
     figures: dict[str, Any] = field(default_factory=dict)  # by name, what draws them
-    plot: Any = None  # text or a mapping; `numdev.cli.plots` checks it
+    plot: Any = None  # text or a mapping; `numdev.cli.claims` checks it
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)

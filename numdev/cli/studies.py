@@ -1,21 +1,18 @@
-"""Runs studies from a composed configuration: reads what the command line states, shows progress and a summary."""
+"""Measures studies: shows progress, a summary, or only what they would take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from numdev.cli import pooled, show
-from numdev.cli.compose import OPERATION, Library, flat, groups_of_points, overrides_of, plain
 from numdev.cli.exit_codes import Ended, Interrupted, code_of_study, worst
-from numdev.cli.expand import Expander
 from numdev.cli.plan import Plan, estimates, notes, table
 from numdev.cli.progress import ERRORS, Progress, output
 from numdev.measurement.runner import Runner
@@ -23,41 +20,7 @@ from numdev.results.store import Store
 from numdev.results.study import Outcome, Shard, Study, StudyPoint, keys_of, replaced
 from numdev.results.study import run as run_study
 
-_MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
-_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "workers", "out", "objective", "metrics")
-_OF_OTHERS = ("dry_run", "plot", "output", "head", "seed", "subject", "reference", "format")  # of a figure, and of numdev map
 Work = Sequence[tuple[Study, Runner]]
-
-
-def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
-    """An expander over the config folders of this run, with what its command line states of a point.
-
-    `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
-    """
-    runtime = hydra.runtime
-    folders = tuple(Path(source.path) for source in runtime.config_sources if source.schema == "file")
-    of_point = [str(key) for key in cfg if key not in (*_MANNER, *_OF_RUN, *_OF_OTHERS)]
-    groups, overrides = (OPERATION, *groups_of_points(runtime.choices)), overrides_of(hydra)
-    task, manner = (explicit(overrides, runtime.choices, cfg, names, groups) for names in (of_point, _MANNER))
-    own = next((Path(source.path) for source in runtime.config_sources if source.provider == "command-line"), None)
-    folder = None if own is None else str(own.relative_to(runtime.cwd) if own.is_relative_to(runtime.cwd) else own)
-    name = hydra.job.config_name
-    return Expander(Library(folders), task, program, folder, manner, name, runtime.choices.get(OPERATION))
-
-
-def explicit(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[str], groups: Iterable[str]) -> dict[str, Any]:
-    """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
-    settings, statements = plain(cfg), dict[str, Any]()
-    for override in OverridesParser.create().parse_overrides(overrides):
-        key = override.key_or_group
-        if key in names and key in groups and override.package is None and isinstance(choices.get(key), str):
-            statements[key] = choices[key]
-        elif key.partition(".")[0] in names:
-            value: Any = settings
-            for part in key.split("."):
-                value = value[part]
-            statements |= dict(flat({key: value}))
-    return statements
 
 
 def run(work: Work, cfg: DictConfig, *, live: bool | None, shard: Shard | None = None) -> Ended:

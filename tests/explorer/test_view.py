@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from numdev.attention.distributions import Kind
-from numdev.cli import build, studies
+from numdev.cli import build, expand
 from numdev.cli.compose import Library, config_folder, register
 from numdev.cli.main import main
 from numdev.cli.point import request_of
@@ -33,7 +33,7 @@ def key_of_command(command: str) -> str:
     hydra = cfg.hydra
     OmegaConf.set_struct(cfg, False)
     del cfg["hydra"]
-    point = build.point(request_of(cfg, hydra, studies.expander(hydra, cfg)))
+    point = build.point(request_of(cfg, hydra, expand.expander(hydra, cfg)))
     from numdev.api import bench
 
     return bench(cfg.device).key(point.problem, point.variant, point.baseline, point.seeds)

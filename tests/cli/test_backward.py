@@ -338,18 +338,6 @@ class TestCommand:
         assert wrong.code == 2
         assert "dq.max_difference" in wrong.err or "dv.max_difference" in wrong.err
 
-    def test_help_shows_its_settings(self, numdev: Command) -> None:
-        told = numdev("measure", "--help").out
-        own = told[told.index("== operation=attention_backward") :]
-        for name in (
-            "precision.ds=null",
-            "forward_precision.preset=precision.preset",
-            "recompute.delta=output",
-            "problem.do_mean=0.0",
-        ):
-            assert name in own
-
-    @pytest.mark.slow
     def test_a_study_of_one_s_own(self, numdev: Command, tmp_path: Path) -> None:
         """Axes over presets, single steps, sizes, tiles, orders and the form of delta; then a report and a comparison."""
         (tmp_path / "mine" / "study").mkdir(parents=True)

@@ -127,8 +127,7 @@ def _studies(_: Namespace) -> int:
 def _compare(settings: Namespace) -> int:
     from numdev.cli.exit_codes import BAD_OUTPUT, FAILED
     from numdev.cli.progress import output
-    from numdev.report.comparison.changes import REGRESSIONS, SIGNIFICANT, Criterion, compare
-    from numdev.report.comparison.tables import show, write
+    from numdev.report.comparison import REGRESSIONS, SIGNIFICANT, Criterion, compare, show, write
     from numdev.report.document.tables import bad_outputs
 
     folders = settings.folders

@@ -15,8 +15,7 @@ from rich.console import Console
 
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
-from numdev.report.comparison.changes import Change, Criterion, compare
-from numdev.report.comparison.tables import show
+from numdev.report.comparison import Change, Criterion, compare, show
 from numdev.report.document.context import Part, context
 from numdev.report.document.pdf import TYPST
 from numdev.report.document.report import make_report

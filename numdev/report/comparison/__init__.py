@@ -1,4 +1,0 @@
-"""Two sets of results side by side.
-
-No claim is judged here.
-"""

@@ -101,7 +101,8 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
     order = pd.concat([before, after])[_PLACE].drop_duplicates()  # a merge sorts
     figures = _figures(a, criterion), _figures(b, criterion)
     every = order.merge(every, "left", _PLACE)
-    rows = [row for point in every.to_dict("records") for row in _compared(point, figures, criterion)]
+    points = [{str(name): value for name, value in point.items()} for point in every.to_dict("records")]
+    rows = [row for point in points for row in _compared(point, figures, criterion)]
     tested = [row for row in rows if "p" in row]
     for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_adjusted"] = adjusted
@@ -141,7 +142,8 @@ def _figures(results: Results, criterion: Criterion) -> _Figures:
         held = ", ".join(name for name in COMPARABLE if name in chosen and chosen[name].notna().any())
         raise BadInput("metric", criterion.metric, f"both must have it; one has {held}")
     figures: _Figures = {}
-    for (study, scenario, key, output), group in chosen.groupby(["study", SCENARIO, "key", "output"], sort=False):
+    for names, group in chosen.groupby(["study", SCENARIO, "key", "output"], sort=False):
+        study, scenario, key, output = map(str, names)
         figures.setdefault((study, scenario, key), {})[output] = group.drop_duplicates("seed").set_index("seed")
     return figures
 
@@ -209,7 +211,7 @@ def show(changes: pd.DataFrame, a: Results, b: Results, console: Console) -> Non
     counts = pd.crosstab(changes["study"], changes["change"])
     counts = counts.reindex(changes["study"].unique(), columns=[one.value for one in Change if one.value in counts])
     is_worse = changes["change"].isin(REGRESSIONS)
-    worse = changes[is_worse].assign(order=changes["change"].map({name: i for i, name in enumerate(REGRESSIONS)}))
+    worse = changes.assign(order=changes["change"].map({name: i for i, name in enumerate(REGRESSIONS)}))[is_worse]
     is_open = changes["change"].isin([Change.UNKNOWN.value, *([] if is_worse.any() else [Change.SAME.value])])
     largest = changes[is_open & (changes["ratio"] > 1)].sort_values("ratio", ascending=False, kind="stable")
     tables = {

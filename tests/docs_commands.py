@@ -18,13 +18,8 @@ from numdev.cli import build, expand, launch, tools
 from numdev.cli.commands import refuse_unknown
 from numdev.cli.compose import config_folder, plain, register, study_fields
 from numdev.cli.main import COMMANDS
-<<<<<<< HEAD
 from numdev.cli.point import request_of
-from numdev.report.comparison.changes import Criterion
-=======
-from numdev.cli.studies import explicit
 from numdev.report.comparison import Criterion
->>>>>>> f5622b8 (Comparison of two stores: one module, points matched by a merge)
 
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)

@@ -21,6 +21,7 @@ import importlib.metadata
 import platform
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,8 +71,12 @@ def loaded(name: str, field: str) -> Loaded:
         raise BadInput(field, name, "write it as package.module:function")
     try:
         function = getattr(importlib.import_module(module), attribute, None)
+    except ImportError as error:
+        raise BadInput(field, name, f"its module cannot be imported ({error})") from error
     except Exception as error:
-        raise BadInput(field, name, f"its module cannot be imported ({type(error).__name__}: {error})") from error
+        last = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
+        reason = f"{type(error).__name__} in {last.filename}, line {last.lineno}: {getattr(error, 'msg', error)}"
+        raise BadInput(field, name, f"its module cannot be imported ({reason})") from error
     if not callable(function):
         raise BadInput(field, name, f"module {module} has no function {attribute}")
     if module == "__main__" and _path(module) is None:

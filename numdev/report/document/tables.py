@@ -76,6 +76,8 @@ def worst_table(results: Results, count: int = 5) -> Table | None:
     rows = results.primary
     sound = rows.where(primary=True, subject="variant", reference="golden") & ~is_broken(rows.own).to_numpy()
     figures = rows.frame(sound, ["key", "max_u", "max_difference"])
+    if figures.empty:
+        return None
     means = figures.groupby("key")[["max_u", "max_difference"]].mean().nlargest(count, "max_u")
     points = results.points.drop_duplicates("key").set_index("key").loc[means.index]
     lines = [

@@ -1,4 +1,4 @@
-"""What a shell completes: the command first, then Hydra's completion of its settings, and the values of those that have few."""
+"""Completion by a shell: the command, then its settings by Hydra, and the values of those that have few."""
 
 from __future__ import annotations
 

@@ -112,6 +112,8 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
         hint = one_of(option, error.options) if error.options else "there is no such file in the config folders"
         return str(BadInput(group or "configs", option, hint))
     if isinstance(error, OverrideParseException):
+        if error.override and error.override.startswith("plot="):
+            return str(BadInput("plot", error.override[6:-1], "give it as in x: problem.n, y: out.rmse, colour: precision"))
         hint = "quote what is special to the shell"
         return f"{error.override}: it cannot be read as setting=value ({error.message.splitlines()[0].rstrip('.')}); {hint}"
     if isinstance(error, YAMLError):

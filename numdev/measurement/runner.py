@@ -25,7 +25,7 @@ Value = TypeVar("Value")
 
 
 class Point(NamedTuple):
-    """What is measured; the problem and the implementations of an operation, and the number of replicates."""
+    """A point to measure: the problem and the implementations of an operation, and the number of replicates."""
 
     problem: Any
     variant: Any

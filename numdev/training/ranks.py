@@ -68,7 +68,7 @@ def lead_or_follow(command: Callable[[], int]) -> int:
 
 
 def _received(store: Any) -> _Request | None:
-    """What rank 0 requests; waits as long as it takes. None where rank 0 has ended."""
+    """The next request of rank 0, however long it takes; None where rank 0 has ended."""
     try:
         while not store.check([_REQUEST]):
             time.sleep(_POLL)

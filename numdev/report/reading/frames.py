@@ -48,7 +48,7 @@ _REPEATED = (
     *("variant.softmax.normalise", "variant.softmax.exp", "variant.recompute."),
     *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name"),
 )
-"""What the columns of a point begin with that stand in its rows, beside its place and facts; points.csv has them all."""
+"""Prefixes of the columns of a point that its rows repeat, beside its place and facts; points.csv has all columns."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,25 +18,17 @@ from numdev.errors import BadInput
 
 _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 Report = Callable[[Gradients], None]
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The calls that are timed, on the same inputs; each can be repeated.
-
-    Attributes:
-        forward: the forward pass, which saves what a backward pass needs.
-        backward: the backward pass alone, from what an earlier forward pass saved.
-        both: a forward pass, and the backward pass from what it saved.
-    """
-
-    forward: Callable[[], Output]
-    backward: Callable[[], Gradients]
-    both: Callable[[], Gradients]
+Passes = tuple[Callable[[], Output], Callable[[Output], Gradients]]
+"""A forward pass, and the backward pass from what it returned; each can be repeated."""
 
 
 class Backward(Implementation):
-    """An implementation of both passes, with which a model can be trained; its format is that of the gradients."""
+    """A backward pass after a forward pass, with which a model can be trained; its format is that of the gradients.
+
+    An implementation is `backward` and the O that this reads; timing and training follow from them.
+    """
+
+    recompute: Recompute = Recompute()
 
     if TYPE_CHECKING:  # see `Implementation`
 
@@ -62,36 +53,13 @@ class Backward(Implementation):
         return forward
 
     @property
-    def forward_pass(self) -> Attention:
-        """The forward pass that is timed, and returns what the backward pass reads."""
-        return self.primal
-
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """A forward pass, then the backward pass, on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
-        raise NotImplementedError
-
-    def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
-        """The calls that are timed, on rounded inputs, after one forward pass."""
-        raise NotImplementedError
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """O in the dtype of q, k and v, whose gradients are those of the implementation; see `differentiable`."""
-        raise NotImplementedError
-
-
-class BackwardPass(Backward):
-    """An implementation whose backward pass takes what any forward pass saved; it is `backward` and the O that this reads."""
-
-    recompute: Recompute = Recompute()
-
-    @property
     def reads(self) -> OutputForDelta:
         """Which O `backward` takes: rounded or unrounded."""
         return self.recompute.output if self.recompute.reads_output else OutputForDelta.ROUNDED
 
     @property
     def forward_pass(self) -> Attention:
-        """The forward pass that returns the O and the LSE that the backward pass reads."""
+        """The forward pass that is timed, and returns the O and the LSE that the backward pass reads."""
         return self.primal.leaving(self.reads)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
@@ -102,22 +70,20 @@ class BackwardPass(Backward):
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone, on rounded inputs."""
+        """The backward pass alone, on rounded inputs; `scale` is `1/sqrt(head_dim)` unless given."""
         raise NotImplementedError
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
-        """See `Backward`; the forward pass has its inputs rounded and stored beforehand."""
-        forward, inputs = self.forward_pass, (q, k, v, do)
+        """The calls that are timed, on rounded inputs; those of the forward pass are rounded and stored beforehand."""
+        forward = self.forward_pass
         attend = bare_call(forward, (q, k, v), mask, scale)
-        saved = forward.saved(attend())
-        return Passes(
-            attend,
-            lambda: self.backward(*inputs, saved, mask, scale),
-            lambda: self.backward(*inputs, forward.saved(attend()), mask, scale),
-        )
+        return attend, lambda output: self.backward(q, k, v, do, forward.saved(output), mask, scale)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        return differentiable(q, k, v, self.primal, self, mask, scale)
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None, report: Report | None = None
+    ) -> Tensor:
+        """O in the dtype of q, k and v, whose gradients are those of the implementation; see `differentiable`."""
+        return differentiable(q, k, v, self.primal, self, mask, scale, report)
 
 
 def saved_by(forward: Attention, reads: OutputForDelta, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Saved:
@@ -143,7 +109,7 @@ def differentiable(
     k: Tensor,
     v: Tensor,
     forward: Attention,
-    backward: BackwardPass,
+    backward: Backward,
     mask: Mask,
     scale: float | None = None,
     report: Report | None = None,
@@ -170,7 +136,7 @@ class _Attend(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        pair: tuple[Attention, BackwardPass, Report | None],
+        pair: tuple[Attention, Backward, Report | None],
         mask: Mask,
         scale: float | None,
     ) -> Tensor:

@@ -22,7 +22,7 @@ from numdev.attention.base import (
     group_heads,
     softmax_scale,
 )
-from numdev.attention.differentiable import BackwardPass
+from numdev.attention.differentiable import Backward
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OutputForDelta, Recompute
@@ -83,7 +83,7 @@ class Exact(Attention):
 
 
 @dataclass(frozen=True)
-class ExactBackward(BackwardPass):
+class ExactBackward(Backward):
     """The gradients of `sum(dO * O)` in FP64, streamed over blocks of queries: no matrix of N x N is ever formed.
 
     Where P of one key is nearly 1, `dP - delta` cancels. So dP is taken from its value at the key `b` of each row's largest
@@ -172,7 +172,7 @@ def _seen(x: Tensor, visible: Tensor | None, otherwise: float = 0.0) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RoundedBackward(BackwardPass):
+class RoundedBackward(Backward):
     """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have.
 
     Attributes:

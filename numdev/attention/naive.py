@@ -23,7 +23,7 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import BackwardPass, Passes, bare_call
+from numdev.attention.differentiable import Backward, Passes, bare_call
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Normalise
@@ -119,7 +119,7 @@ _STORED = ("preset", "scores", "exponential", "row_sum", "probabilities")  # the
 
 
 @dataclass(frozen=True)
-class NaiveBackward(BackwardPass):
+class NaiveBackward(Backward):
     """`P = softmax(scale Q K^T)` as the forward pass stores it, then the gradient of each of its operations in turn.
 
     `dV = P^T dO`, `dP = dO V^T`, `dS = P * (dP - rowsum(dP * P))`, `dS <- scale dS`, `dQ = dS K`, `dK = dS^T Q`. Differences
@@ -164,13 +164,8 @@ class NaiveBackward(BackwardPass):
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
         """Autograd keeps P of the forward pass, whereas `Naive` returns O alone: P is computed before the passes are timed."""
-        attend, backward = bare_call(self.primal, (q, k, v), mask, scale), self._prepared((q, k, v, do), mask, scale)
-
-        def both() -> Gradients:
-            attend()
-            return backward()
-
-        return Passes(attend, backward, both)
+        backward = self._prepared((q, k, v, do), mask, scale)
+        return bare_call(self.primal, (q, k, v), mask, scale), lambda _: backward()
 
     def _prepared(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Callable[[], Gradients]:
         """The backward pass as a call; P is computed and stored before, 0 where a row does not see a key."""

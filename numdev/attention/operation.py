@@ -17,7 +17,7 @@ from numdev.attention import cost
 from numdev.attention.base import Implementation
 from numdev.attention.cost import CostModel
 from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
-from numdev.attention.differentiable import Backward
+from numdev.attention.differentiable import Backward, Passes
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.kernels.launch import digest as launch_digest
 from numdev.attention.kernels.runtime import interpreting, triton_version
@@ -90,7 +90,7 @@ class AttentionWorkload(Workload):
 
     def forget(self) -> None:
         """Releases the dense mask, which may be as large as the scores."""
-        dispatch.forget_masks()
+        dispatch.dense.cache_clear()
 
     def counting(self) -> AbstractContextManager[None]:
         return dispatch.unproven()
@@ -106,19 +106,23 @@ class BackwardWorkload(AttentionWorkload):
     )
 
     def bound(self, problem: Problem, variant: Backward, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
-        q, k, v, do = inputs
-        return variant.passes(q, k, v, do, problem.mask, problem.softmax_scale).backward
+        forward, backward = self._passes(problem, variant, inputs)
+        return partial(backward, forward())
 
     def calls_beside(
         self, problem: Problem, variant: Backward, inputs: tuple[Tensor, ...], device: torch.device
     ) -> dict[str, Beside]:
+        forward, backward = self._passes(problem, variant, inputs)
+        output = forward()
+        of_forward = _cost(problem, variant.forward_pass.cost_model(output.launch), device)
+        of_backward = self.cost(problem, variant, backward(output), device)
+        algorithm = of_forward.algorithm if of_forward.algorithm == of_backward.algorithm else ""
+        both = Cost(of_forward.operations + of_backward.operations, algorithm, of_forward.model_bytes + of_backward.model_bytes)
+        return {"forward": (forward, of_forward), "both": (lambda: backward(forward()), both)}
+
+    def _passes(self, problem: Problem, variant: Backward, inputs: tuple[Tensor, ...]) -> Passes:
         q, k, v, do = inputs
-        passes = variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
-        model = variant.forward_pass.cost_model(passes.forward().launch)
-        forward, backward = _cost(problem, model, device), self.cost(problem, variant, passes.backward(), device)
-        algorithm = forward.algorithm if forward.algorithm == backward.algorithm else ""
-        both = Cost(forward.operations + backward.operations, algorithm, forward.model_bytes + backward.model_bytes)
-        return {"forward": (passes.forward, forward), "both": (passes.both, both)}
+        return variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
 
 
 def _cost(problem: Problem, model: CostModel | None, device: torch.device, *, backward: bool = False) -> Cost:

@@ -8,7 +8,7 @@ from numdev.arithmetic.quantise import Quantised
 from numdev.attention.accepted_settings import BACKWARD_STEPS, FORWARD_STEPS, PRESET, RECOMPUTED, RECURRENCE, STEPS, TILES
 from numdev.attention.base import Attention, KernelArithmetic
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import BackwardPass
+from numdev.attention.differentiable import Backward
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
@@ -61,7 +61,7 @@ class OverTiles(Attention):
 
 
 @dataclass(frozen=True)
-class GradientsOverTiles(BackwardPass):
+class GradientsOverTiles(Backward):
     """A forward pass, then a backward pass over tiles.
 
     Attributes:

@@ -25,7 +25,7 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import BackwardPass
+from numdev.attention.differentiable import Backward
 from numdev.attention.kernels.hopper.launch import (
     BACKWARD,
     QUERIES,
@@ -232,7 +232,7 @@ _PRODUCTS = "backward.products"
 
 
 @dataclass(frozen=True)
-class TritonBackward(BackwardPass):
+class TritonBackward(Backward):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from numdev.attention.base import Gradients, Implementation, group_heads, softmax_scale
-from numdev.attention.differentiable import Backward, BackwardPass, differentiable, uncast
+from numdev.attention.differentiable import Backward, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
@@ -85,8 +85,8 @@ class Watched:
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone
         with torch.no_grad(), uncast(q):
             exact = _Exact(self.watch, (q, k, v), mask, softmax_scale(q, scale))
-        if isinstance(self.attention, BackwardPass):
-            out = differentiable(q, k, v, self.attention.primal, self.attention, mask, scale, exact.compare_delta)
+        if isinstance(self.attention, Backward):
+            out = self.attention.attend(q, k, v, mask, scale, exact.compare_delta)
         else:
             out = self.attention.attend(q, k, v, mask, scale)
         with torch.no_grad(), uncast(q):

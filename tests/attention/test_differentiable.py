@@ -8,7 +8,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.base import Attention
-from numdev.attention.differentiable import BackwardPass, differentiable, saved_by
+from numdev.attention.differentiable import Backward, differentiable, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
@@ -22,7 +22,7 @@ from tests.attention.gradients import draw_all
 from tests.cases import MASKS
 
 GOLDEN = Tiled(Precision.golden(), Tiling(2, 3))
-PASSES: list[tuple[Attention, BackwardPass]] = [
+PASSES: list[tuple[Attention, Backward]] = [
     (Exact(), ExactBackward()),
     (GOLDEN, TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(2, 3, Order.REVERSE))),
     (
@@ -41,7 +41,7 @@ def leaves(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("forward", "backward"), PASSES, ids=NAMES)
-def test_gradcheck(forward: Attention, backward: BackwardPass, mask: str) -> None:
+def test_gradcheck(forward: Attention, backward: Backward, mask: str) -> None:
     """Central differences of step 1e-6 are off by 1e-12 times the third derivative, and by `2^-53 |O| / 1e-6 = 1e-10`."""
     given = MASKS[mask]
     small = Mask(given.causal, None if given.window is None else 2, None if given.key_lengths is None else (2,))

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -18,7 +18,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Form
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention, Gradients, Output, check_backward_shapes
 from numdev.attention.cost import CostModel
-from numdev.attention.differentiable import Backward, Passes, check_dtypes, rounded_once, uncast
+from numdev.attention.differentiable import Backward, Passes, Report, check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import KernelLaunch
@@ -36,6 +36,11 @@ class InDtype(Attention):
     fmt: Format
 
     @property
+    def family(self) -> str:
+        """Of the kernels that may run, as `proven` knows them; empty where any operations of torch may."""
+        return ""
+
+    @property
     def precision(self) -> Precision:
         """The policy of kernels, as far as it is known."""
         return Precision.kernel(self.fmt)
@@ -44,20 +49,14 @@ class InDtype(Attention):
     def input_key(self) -> Hashable:
         return Cast(self.fmt), torch.float32
 
+    @property
+    def storage(self) -> torch.dtype:
+        return dtype_of(self.fmt)
+
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The inputs in the dtype of the format, each rounded once."""
         cast, dtype = Cast(self.fmt), self.storage
         return cast(q.double()).to(dtype), cast(k.double()).to(dtype), cast(v.double()).to(dtype)
-
-    @property
-    def family(self) -> str:
-        """Of the kernels that may run, as `proven` knows them; empty where any operations of torch may."""
-        return ""
-
-    @property
-    def storage(self) -> torch.dtype:
-        """The dtype of the inputs, so that a call converts nothing."""
-        return dtype_of(self.fmt)
 
 
 def dtype_of(fmt: Format) -> torch.dtype:
@@ -77,11 +76,6 @@ def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Ten
 def hides_rows(mask: Mask, batch: int, queries: int, keys: int) -> bool:
     """Whether there is a query that sees no key; computed once for a request."""
     return not bool(mask.seeing_rows(batch, queries, keys).all())
-
-
-def forget_masks() -> None:
-    """Release the mask that `dense` keeps."""
-    dense.cache_clear()
 
 
 def is_refusal(error: Exception) -> bool:
@@ -138,15 +132,15 @@ def proven(run: Callable[[], T], family: str, field: str, key: Hashable, device:
     return result, kernel
 
 
-# Fragments of kernel names. cuDNN's contain `flash` too, and of the kernels of a backward pass the first fragment names the one
-# that does most of the work, so the order counts.
-_FAMILIES = (
-    ("cudnn", ("cudnn_generated", "cudnn")),
-    ("flex", ("flex_attention", "flex_decoding")),
-    ("efficient", ("fmha_cutlass", "efficient_attention")),
-    ("flash", ("flash_fwd", "flash_bwd_dq_dk_dv", "flash_attention")),
-    ("math", ("attention_math", "gemm", "gemv", "softmax", "nvjet", "cutlass")),
-)
+# Families by fragments of kernel names. cuDNN's names contain `flash` too, and of the kernels of a backward pass the first
+# fragment names the one that does most of the work, so the order counts.
+_FAMILIES = {
+    **dict.fromkeys(("cudnn_generated", "cudnn"), "cudnn"),
+    **dict.fromkeys(("flex_attention", "flex_decoding"), "flex"),
+    **dict.fromkeys(("fmha_cutlass", "efficient_attention"), "efficient"),
+    **dict.fromkeys(("flash_fwd", "flash_bwd_dq_dk_dv", "flash_attention"), "flash"),
+    **dict.fromkeys(("attention_math", "gemm", "gemv", "softmax", "nvjet", "cutlass"), "math"),
+}
 _OPERATORS = ("scaled_dot_product", "_softmax_backward_data")  # the second is of the gradients of what has no operator of its own
 _ENTRY = "aten::scaled_dot_product_attention"  # the operator that chooses
 
@@ -168,12 +162,8 @@ def kernels_of(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str
 
 def kernel_family(names: tuple[str, ...]) -> tuple[str, str]:
     """The family that the kernels of a call belong to, and the kernel name that shows it; empty strings if none is known."""
-    for name, fragments in _FAMILIES:
-        for fragment in fragments:
-            for kernel in names:
-                if fragment in kernel.lower():
-                    return name, kernel
-    return "", ""
+    shown = ((family, name) for part, family in _FAMILIES.items() for name in names if part in name.lower())
+    return next(shown, ("", ""))
 
 
 class ByAutograd(Backward):
@@ -185,11 +175,6 @@ class ByAutograd(Backward):
 
     fmt: Format
     field: ClassVar[str] = "backward"  # what a refusal names
-
-    if TYPE_CHECKING:
-
-        @property
-        def forward(self) -> InDtype: ...
 
     @property
     def precision(self) -> BackwardPrecision:
@@ -204,18 +189,22 @@ class ByAutograd(Backward):
     def input_key(self) -> Hashable:
         return self.forward.input_key
 
+    @property
+    def storage(self) -> torch.dtype:
+        return dtype_of(self.fmt)
+
     def round_inputs(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The inputs in the dtype of the format, each rounded once."""
         return *self.forward.round_inputs(q, k, v), Cast(self.fmt)(do.double()).to(self.storage)
 
     @property
-    def storage(self) -> torch.dtype:
-        """The dtype of the inputs, so that a call converts nothing."""
-        return self.forward.storage
+    def forward_pass(self) -> InDtype:
+        forward: InDtype = self.forward
+        return forward
 
     def cost_model(self, launch: KernelLaunch) -> CostModel | None:
         """The cost model of the forward pass, without its tile, which is not that of the backward pass."""
-        model = self.forward.cost_model(KernelLaunch())
+        model: CostModel | None = self.forward.cost_model(KernelLaunch())
         return None if model is None else replace(model, br=None)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
@@ -224,49 +213,46 @@ class ByAutograd(Backward):
         Raises:
             Unsupported: with PyTorch's own reason, if it cannot run the request, or another kernel ran than was asked for.
         """
-        return self.passes(q, k, v, do, mask, scale).backward()
+        forward, backward = self.passes(q, k, v, do, mask, scale)
+        return backward(forward())
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
-        """See `WithGradients`. torch decides what the forward pass keeps."""
+        """See `Backward`. torch decides what the forward pass keeps."""
         check_backward_shapes(q, k, v, do, mask)
         q, k, v, do = (x.detach().to(self.storage) for x in (q, k, v, do))
         leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+        layouts = tuple((x.shape, x.stride(), x.data_ptr() % 16) for x in (*leaves, do))
+        family, request = self.forward.family, (self, layouts, mask, scale, do.device)
 
         def attend() -> Output:
             try:
                 with torch.enable_grad():
-                    return self.forward.bare(*leaves, mask, scale)
+                    output: Output = self.forward.bare(*leaves, mask, scale)
+                    return output
             except Unsupported as error:  # the forward pass names a setting of its own
-                reason = str(error).removeprefix(f"{error.field}: ")
                 own = error.field.split(".")[0] == "attention"
-                raise Unsupported(self.field if own else error.field, reason) from None
+                raise Unsupported(self.field if own else error.field, str(error).removeprefix(f"{error.field}: ")) from None
 
-        def gradients(out: Tensor) -> Gradients:
-            return self._gradients(out, leaves, do, (mask, scale))
+        def backward(output: Output) -> Gradients:
+            def run() -> tuple[Tensor, ...]:
+                return torch.autograd.grad(output.out, leaves, do, retain_graph=True)
 
-        kept = attend().out
-        return Passes(attend, lambda: gradients(kept), lambda: gradients(attend().out))
+            with refusals(self.field, family or type(self).__name__), self.compiling():
+                (dq, dk, dv), kernel = proven(run, family, self.field, request, do.device) if family else (run(), "")
+            return Gradients(dq, dk, dv, None, launch=KernelLaunch(kernel))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `Backward`. torch's autograd records the operations themselves."""
+        return attend, backward
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None, report: Report | None = None
+    ) -> Tensor:
+        """See `Backward`. torch's autograd records the operations themselves, so that there is nothing to report."""
         check_dtypes(q, k, v)
         dtype = q.dtype
         q, k, v = (rounded_once(x, self.storage) for x in (q, k, v))
-        with uncast(q), self._compiling():
+        with uncast(q), self.compiling():
             return rounded_once(self.forward.bare(q, k, v, mask, scale).out, dtype)
 
-    def _gradients(self, out: Tensor, leaves: tuple[Tensor, ...], do: Tensor, request: Hashable) -> Gradients:
-        def run() -> tuple[Tensor, ...]:
-            return torch.autograd.grad(out, leaves, do, retain_graph=True)
-
-        layouts = tuple((x.shape, x.stride(), x.data_ptr() % 16) for x in (*leaves, do))
-        family, kernel = self.forward.family, ""
-        with refusals(self.field, family or type(self).__name__), self._compiling():
-            if family:
-                (dq, dk, dv), kernel = proven(run, family, self.field, (self, layouts, request, do.device), do.device)
-            else:
-                dq, dk, dv = run()
-        return Gradients(dq, dk, dv, None, launch=KernelLaunch(kernel))
-
-    def _compiling(self) -> AbstractContextManager[None]:
+    def compiling(self) -> AbstractContextManager[None]:
+        """The context in which gradients are computed."""
         return nullcontext()

@@ -46,14 +46,14 @@ class Flex(InDtype):
         """From settings: the sides of the tile as `numdev.attention.tiling.sides` has them."""
         return Flex(*tile, fmt)
 
+    @property
+    def family(self) -> str:
+        return "flex"
+
     def __post_init__(self) -> None:
         for field, side in (("br", self.br), ("bc", self.bc)):
             if side is not None and (side < 16 or side & (side - 1)):
                 raise BadInput(f"tiling.{field}", side, "FlexAttention takes powers of two of at least 16, or null")
-
-    @property
-    def family(self) -> str:
-        return "flex"
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br, packs_heads=True)
@@ -175,5 +175,5 @@ class FlexBackward(ByAutograd):
             return KernelArithmetic(policy, order=forward, query_order=forward, why="it depends on the launch")
         return KernelArithmetic(policy, why="blocks that the mask cuts come first, an order that no tiling here can express")
 
-    def _compiling(self) -> AbstractContextManager[None]:
+    def compiling(self) -> AbstractContextManager[None]:
         return keeping_graphs()

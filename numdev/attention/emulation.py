@@ -5,17 +5,16 @@ An emulation predicts a kernel's result: tiled attention with the kernel's forma
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.base import Attention
+from numdev.attention.base import Attention, Implementation, KernelArithmetic
 from numdev.attention.differentiable import Backward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
-from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled, TiledBackward
@@ -23,8 +22,8 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import setting
 
-Policy = TypeVar("Policy", Precision, BackwardPrecision)
 _NO_MASK = Mask()
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 
 
 def baseline_for(fmt: Format) -> Naive:
@@ -32,11 +31,11 @@ def baseline_for(fmt: Format) -> Naive:
 
     A format narrower than 16 bits has no such operations in torch; its baseline is in FP32.
     """
-    return Naive(Precision.eager(_of_torch(fmt)))
+    return Naive(_eager(Precision, fmt))
 
 
-def _of_torch(fmt: Format) -> Format:
-    return fmt if fmt.bits >= 16 else FP32
+def _eager(kind: type[AnyPolicy], fmt: Format) -> AnyPolicy:
+    return kind.eager(fmt if fmt.bits >= 16 else FP32)
 
 
 @dataclass(frozen=True)
@@ -54,26 +53,23 @@ class NaiveBaseline:
         Raises:
             BadInput: naming the setting.
         """
-        fmt, name = variant.format, self.precision
         if "out" in variant.formats:
-            if name is None:
-                return replace(baseline_for(fmt), normalise=self.normalise)
-            return Naive(Precision.uniform(fmt) if name == "uniform" else _named(Precision.parse, name), self.normalise)
+            return Naive(self._policy(Precision, variant.format), self.normalise)
         if self.normalise is not Normalise.EACH:
             mend = "with gradients, P is stored after the division; leave it out"
             raise BadInput("baseline.normalise", self.normalise.value, mend)
-        if name is None:
-            return NaiveBackward.eager(_of_torch(fmt))
-        if name == "uniform":
-            return NaiveBackward(BackwardPrecision.uniform(fmt), Precision.uniform(fmt))
-        return NaiveBackward(_named(BackwardPrecision.parse, name), Precision.parse(name))
+        return NaiveBackward(self._policy(BackwardPrecision, variant.format), self._policy(Precision, variant.format))
 
-
-def _named(parse: Callable[[str], Policy], name: str) -> Policy:
-    try:
-        return parse(name)
-    except BadInput as error:
-        raise BadInput("baseline.precision", name, f"{error.mend}; or uniform, null; for none, baseline=none") from None
+    def _policy(self, kind: type[AnyPolicy], fmt: Format) -> AnyPolicy:
+        if self.precision is None:
+            return _eager(kind, fmt)
+        if self.precision == "uniform":
+            return kind.uniform(fmt)
+        try:
+            return kind.parse(self.precision)
+        except BadInput as error:
+            mend = f"{error.mend}; or uniform, null; for none, baseline=none"
+            raise BadInput("baseline.precision", self.precision, mend) from None
 
 
 class ForwardPass(Enum):
@@ -109,10 +105,10 @@ class EmulationBaseline:
             NotHonoured: for a variant that does not say how it walks over the keys, and for what only gradients have.
         """
         if isinstance(variant, Backward):
-            tiles = (self.br, self.bc, self.order, self.query_order)
+            tiles = {"br": self.br, "bc": self.bc, "order": self.order, "query_order": self.query_order}
             forward = variant.forward_pass if self.forward is ForwardPass.OWN else None
             try:
-                return gradients_emulation_of(variant, problem.shape, problem.mask, *tiles, forward)
+                return gradients_emulation_of(variant, problem.shape, problem.mask, forward=forward, **tiles)
             except BadInput as error:
                 if error.field != "forward":
                     raise
@@ -141,22 +137,12 @@ def emulation_of(
     known = variant.arithmetic(shape, mask)
     tiling = known.tiling
     if tiling is None:
-        bc, order = bc or known.bc, order or known.order
-        if bc is None or order is None:
-            raise _unknown(variant, known.why, {"tiling.bc": bc, "tiling.order": order})
-        tiling = Tiling(bc=bc, order=order, splits=known.splits or splits)
+        tiling = Tiling(**_chosen(variant, known, bc=bc, order=order), splits=known.splits or splits)
     return Tiled(known.precision, tiling, known.softmax, count=False)
 
 
 def gradients_emulation_of(
-    variant: Backward,
-    shape: Shape,
-    mask: Mask,
-    br: int | None = None,
-    bc: int | None = None,
-    order: Order | None = None,
-    query_order: Order | None = None,
-    forward: Attention | None = None,
+    variant: Backward, shape: Shape, mask: Mask, *, forward: Attention | None = None, **tiles: Any
 ) -> TiledBackward:
     """`TiledBackward` with the formats, tiles and orders that the kernel `variant` declares; see `KernelArithmetic`.
 
@@ -167,24 +153,26 @@ def gradients_emulation_of(
         BadInput: if something about the kernel is neither known nor given.
     """
     known = variant.arithmetic(shape, mask)
-    tiling, rows_in = known.tiling, known.query_order
+    tiling, query_order = known.tiling, known.query_order
     if tiling is None:
-        br, bc = br or known.br, bc or known.bc
-        order, rows_in = order or known.order, query_order or known.query_order
-        if br is None or bc is None or order is None or rows_in is None:
-            needed = {"tiling.br": br, "tiling.bc": bc, "tiling.order": order, "baseline.query_order": rows_in}
-            raise _unknown(variant, known.why, needed)
-        tiling = Tiling(br, bc, order)
+        own = _chosen(variant, known, **dict.fromkeys(("br", "bc", "order", "query_order")) | tiles)
+        query_order = own.pop("query_order")
+        tiling = Tiling(**own)
     if forward is None:
-        own = variant.forward if isinstance(variant.forward, Attention) else variant.primal
+        attends = variant.forward if isinstance(variant.forward, Attention) else variant.primal
         try:
-            forward = emulation_of(own, shape, mask)
+            forward = emulation_of(attends, shape, mask)
         except BadInput as error:
             mend = f"its emulation needs more settings: {error}; or give the forward pass"
-            raise BadInput("forward", type(own).__name__.lower(), mend) from None
-    return TiledBackward(forward, known.precision, tiling, known.recompute, rows_in, count=False, turns=known.turns)
+            raise BadInput("forward", type(attends).__name__.lower(), mend) from None
+    return TiledBackward(forward, known.precision, tiling, known.recompute, query_order, count=False, turns=known.turns)
 
 
-def _unknown(variant: object, why: str, needed: Mapping[str, object]) -> BadInput:
-    mend = f"{why}, for {type(variant).__name__.lower()}; state what the emulation should use"
-    return BadInput(next(name for name, value in needed.items() if value is None), None, mend)
+def _chosen(variant: Implementation, known: KernelArithmetic[Any], **tiles: Any) -> dict[str, Any]:
+    """Tiles and orders as they are set, else as the kernel has them."""
+    chosen = {name: value or getattr(known, name) for name, value in tiles.items()}
+    for name, value in chosen.items():
+        if value is None:
+            mend = f"{known.why}, for {type(variant).__name__.lower()}; state what the emulation should use"
+            raise BadInput(f"{'baseline' if name == 'query_order' else 'tiling'}.{name}", None, mend)
+    return chosen

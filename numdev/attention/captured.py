@@ -89,8 +89,13 @@ class Captured:
             if len(one.q) * shape.kv_heads != len(one.k) * shape.heads:
                 mend = f"{self.path} has {len(one.k)} heads of k for {len(one.q)} of q; keep their ratio to problem.heads"
                 raise BadInput("problem.kv_heads", shape.kv_heads, mend)
-            self._check_size(one.q, "q", shape.q)
-            self._check_size(one.k, "k", shape.kv)
+            for name, tensor, where, tokens in (("q", one.q, "queries", shape.queries), ("k", one.k, "keys", shape.keys)):
+                if tensor.shape[-1] != shape.head_dim:
+                    mend = f"{name} of {self.path} has head_dim {tensor.shape[-1]}"
+                    raise BadInput("problem.head_dim", shape.head_dim, mend)
+                if tensor.shape[-2] < tokens:
+                    mend = f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that"
+                    raise BadInput(f"problem.{where}", tokens, mend)
         name, place = self._place(shape, seed)
         layer = layers[name]
         return _heads(layer.q, place, shape.q), _heads(layer.k, place, shape.kv), _heads(layer.v, place, shape.kv)
@@ -125,35 +130,33 @@ class Captured:
                 causal or windowed call stand elsewhere, unless the fields concerned are replaced.
         """
         layers = self._layers()
-        for name, layer in layers.items():
-            if layer.unkept and "causal" not in fields:
+        unkept = {name: layer.unkept for name, layer in layers.items() if layer.unkept}
+        if unkept:
+            name, reason = next(iter(unkept.items()))
+            if "causal" not in fields:
                 mend = "state problem.causal=true or false to measure under that mask instead"
-                raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({layer.unkept}); {mend}")
-        own: dict[str, Any] = {}
-        if not any(layer.unkept for layer in layers.values()):
-            own = {
-                field: self._common(field, {name: getattr(layer.mask, field) for name, layer in layers.items()})
-                for field in ("causal", "window")
-                if field not in fields
-            }
-            for name, layer in layers.items():
-                ahead = layer.k.shape[-2] - layer.q.shape[-2]
-                if any(own.values()) and shape.keys - shape.queries != ahead:
-                    mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
-                    raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
-            if "key_lengths" not in fields:
-                own["key_lengths"] = self._lengths(layers, shape)
-        return Mask(**{**own, **fields})
-
-    def _lengths(self, layers: dict[str, _Layer], shape: Shape) -> tuple[int, ...] | None:
-        try:
-            lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
-        except ValueError:
-            batch = max(len(layer.mask.key_lengths or ()) for layer in layers.values())
-            mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
-            raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
-        common: tuple[int, ...] | None = self._common("key_lengths", lengths)
-        return common
+                raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({reason}); {mend}")
+            return Mask(**fields)
+        masks = {name: layer.mask for name, layer in layers.items()}
+        own = {
+            field: self._common(field, {name: getattr(mask, field) for name, mask in masks.items()})
+            for field in ("causal", "window")
+            if field not in fields
+        }
+        for name, layer in layers.items():
+            ahead = layer.k.shape[-2] - layer.q.shape[-2]
+            if any(own.values()) and shape.keys - shape.queries != ahead:
+                mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
+                raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
+        if "key_lengths" not in fields:
+            try:
+                lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
+            except ValueError:
+                batch = max(len(mask.key_lengths or ()) for mask in masks.values())
+                mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
+                raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
+            own["key_lengths"] = self._common("key_lengths", lengths)
+        return Mask(**own | fields)
 
     def scale(self) -> float | None:
         """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none.
@@ -175,13 +178,13 @@ class Captured:
     def shape(self) -> Shape:
         """Of the smallest replicate: one head of k and v with the heads of q that share it, and the tokens of every layer."""
         layers = list(self._layers().values())
-        queries, keys = (min(x.shape[-2] for x in each) for each in zip(*((layer.q, layer.k) for layer in layers), strict=True))
+        queries, keys = min(layer.q.shape[-2] for layer in layers), min(layer.k.shape[-2] for layer in layers)
         q, k = layers[0].q, layers[0].k
         return Shape(heads=max(1, len(q) // len(k)), queries=queries, keys=keys, head_dim=q.shape[-1])
 
     def replicates(self, shape: Shape) -> int:
         """How many replicates of this shape the chosen layers have."""
-        return sum(self._counts(shape).values())
+        return len(self._places(shape))
 
     def cluster(self, shape: Shape, seed: int) -> str:
         """The layer of a replicate."""
@@ -191,28 +194,19 @@ class Captured:
         layers = _load(self.path, self.digest)
         return layers if self.layer is None else {self.layer: layers[self.layer]}
 
-    def _counts(self, shape: Shape) -> dict[str, int]:
-        """Replicates by layer."""
-        return {name: len(layer.q) // (shape.batch * shape.heads) for name, layer in self._layers().items()}
+    def _places(self, shape: Shape) -> list[tuple[str, int]]:
+        """The layer of each replicate, and its number in there: the first of each layer, then the second of each."""
+        size = shape.batch * shape.heads
+        of_layers = [(name, place) for name, layer in self._layers().items() for place in range(len(layer.q) // size)]
+        return sorted(of_layers, key=lambda item: item[1])
 
     def _place(self, shape: Shape, seed: int) -> tuple[str, int]:
-        """Layer of a replicate, and its number in there."""
-        counts = self._counts(shape)
-        rounds = [(place, name) for name, count in counts.items() for place in range(count)]
-        if seed >= len(rounds):
+        places = self._places(shape)
+        if seed >= len(places):
             heads = ", ".join(f"{len(layer.q)} in {name}" for name, layer in self._layers().items())
-            mend = f"{self.path} has heads of q: {heads}; so {len(rounds)} replicates of {shape.batch * shape.heads}"
+            mend = f"{self.path} has heads of q: {heads}; so {len(places)} replicates of {shape.batch * shape.heads}"
             raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
-        place, name = sorted(rounds, key=lambda item: item[0])[seed]
-        return name, place
-
-    def _check_size(self, tensor: torch.Tensor, name: str, size: tuple[int, int, int, int]) -> None:
-        tokens, dim = size[2:]
-        if tensor.shape[-1] != dim:
-            raise BadInput("problem.head_dim", dim, f"{name} of {self.path} has head_dim {tensor.shape[-1]}")
-        if tensor.shape[-2] < tokens:
-            where = "problem.queries" if name == "q" else "problem.keys"
-            raise BadInput(where, tokens, f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that")
+        return places[seed]
 
 
 def _heads(tensor: torch.Tensor, place: int, size: tuple[int, int, int, int]) -> torch.Tensor:

@@ -85,10 +85,6 @@ def _dispatch(arguments: list[str]) -> int:
     if command in COMMANDS:
         from numdev.cli import launch
 
-        if command == "train" and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":  # one of torchrun's
-            from numdev.training import ranks
-
-            return ranks.lead_or_follow(lambda: launch.launch(command, rest))
         return launch.launch(command, rest)
     from numdev.errors import one_of
 

@@ -1,15 +1,14 @@
 """The files of a run: snapshots of its weights, checkpoints that a killed run goes on from, and what a finished one leaves.
 
-A file of tensors says what it holds: step and SHA-256 stand in its name, so that a damaged one is detected.
+A file of tensors is `<kind>-<step>-<digest>.safetensors`: its name has step and SHA-256, so that a damaged one is detected.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from numdev.training.state import State
 CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
 FINISHED = "trained.json"
 _DIGITS = 32  # of the 64 hexadecimal digits of SHA-256, which a name has room for
-_SUFFIX = ".safetensors"
 _CHECKPOINTS = 2  # that are kept
 _POSITION = ("key", "done", "seconds", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 
@@ -33,53 +31,44 @@ class Damaged(NumdevError):
     """A file whose content is not what was written."""
 
 
-@dataclass(frozen=True)
-class Sealed:
-    """A file `<kind>-<step>-<digest>.safetensors`."""
+def seal(folder: Path, kind: str, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write copies of tensors, whole or not at all; a file of the same kind and step is replaced.
 
-    path: Path
-    step: int
+    Raises:
+        StoreError: if they cannot be written.
+    """
+    held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    data = save(held, metadata={"facts": json.dumps(dict(facts))})
+    path = folder / f"{kind}-{step:08d}-{_digest(data)}.safetensors"
+    write_atomically(path, data)
+    for other in folder.glob(f"{kind}-{step:08d}-*.safetensors"):
+        if other != path:
+            other.unlink(missing_ok=True)
 
-    @staticmethod
-    def write(folder: Path, kind: str, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Write copies of tensors, whole or not at all; a file of the same kind and step is replaced.
 
-        Raises:
-            StoreError: if it cannot be written.
-        """
-        held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-        data = save(held, metadata={"facts": json.dumps(dict(facts))})
-        path = folder / f"{kind}-{step:08d}-{_digest(data)}{_SUFFIX}"
-        write_atomically(path, data)
-        for other in Sealed.all(folder, kind):
-            if other.step == step and other.path != path:
-                other.path.unlink(missing_ok=True)
+def sealed(folder: Path, kind: str) -> dict[int, Path]:
+    """The files of a kind in a folder by step, the last step last."""
+    paths = sorted(folder.glob(f"{kind}-{'[0-9]' * 8}-*.safetensors"))
+    return {int(path.name.split("-")[1]): path for path in paths}
 
-    @staticmethod
-    def all(folder: Path, kind: str) -> list[Sealed]:
-        """The files of a kind in a folder, by step."""
-        pattern = re.compile(rf"{kind}-(\d+)-[0-9a-f]{{{_DIGITS}}}{re.escape(_SUFFIX)}")
-        named = ((path, pattern.fullmatch(path.name)) for path in sorted(folder.glob(f"{kind}-*{_SUFFIX}")))
-        return [Sealed(path, int(match[1])) for path, match in named if match]
 
-    def read(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Its tensors and its facts; raises Damaged if it is not there, or not what was written."""
-        try:
-            data = self.path.read_bytes()
-        except OSError as error:
-            raise Damaged(f"{self.path} cannot be read ({error.strerror})") from None
-        if _digest(data) != self.path.name.removesuffix(_SUFFIX).rpartition("-")[2]:
-            raise Damaged(f"{self.path} is damaged: its content does not have the SHA-256 of its name")
-        length = int.from_bytes(data[:8], "little")
-        facts: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["facts"])
-        return load(data), facts
+def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file; raises Damaged if it is not there, or not what was written."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise Damaged(f"{path} cannot be read ({error.strerror})") from None
+    if _digest(data) != path.stem.rpartition("-")[2]:
+        raise Damaged(f"{path} is damaged: its content does not have the SHA-256 of its name")
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return load(data), json.loads(header["__metadata__"]["facts"])
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trained:
     """A run as far as it is trained: unfinished, finished, or ended since its loss or gradients were not finite.
 
@@ -141,14 +130,17 @@ class Trained:
         if facts["key"] != key:
             raise _another(folder, "a run")
         facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-        facts["watched"] = tuple(map(tuple, facts["watched"]))
-        trained = Trained(folder, **facts)
-        return trained if trained.has_all_snapshots else None
+        trained = Trained(folder, **facts | {"watched": tuple(map(tuple, facts["watched"]))})
+        return trained if trained.has_all_snapshots(trained.done) else None
 
     def write(self) -> None:
         """Write `trained.json`, which says that the run is finished; raises StoreError."""
         facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "folder"}
-        write_atomically(self.folder / FINISHED, json.dumps(facts, indent=1).encode())
+        write_atomically(self.folder / FINISHED, json.dumps(facts).encode())
+
+    def note(self, text: str) -> None:
+        """Tell the reader, once."""
+        self.notes = tuple(dict.fromkeys((*self.notes, text)))
 
     @property
     def snapshot_steps(self) -> tuple[int, ...]:
@@ -158,70 +150,65 @@ class Trained:
     @property
     def snapshots(self) -> dict[int, Path]:
         """The file of the weights after each step that has one, up to those that are done."""
-        files = {file.step: file.path for file in Sealed.all(self.folder, WEIGHTS)}
+        files = sealed(self.folder, WEIGHTS)
         return {step: files[step] for step in self.snapshot_steps if step <= self.done and step in files}
 
-    @property
-    def has_all_snapshots(self) -> bool:
-        return len(self.snapshots) == sum(step <= self.done for step in self.snapshot_steps)
+    def has_all_snapshots(self, done: int) -> bool:
+        """Whether there is each snapshot of so many steps."""
+        return sealed(self.folder, WEIGHTS).keys() >= {step for step in self.snapshot_steps if step <= done}
 
     def write_snapshot(self, state: State) -> None:
         """Write weights and buffers after the steps that are done, in FP32, if there is to be a snapshot; raises StoreError."""
         if self.done in self.snapshot_steps:
             held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | state.buffers()).items()}
-            Sealed.write(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
+            seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
 
-    def weights(self, step: int) -> dict[str, Tensor]:
-        """The FP32 parameters after a step that has a snapshot.
+    def weights(self, step: int, *, buffers: bool = False) -> dict[str, Tensor]:
+        """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.state.model_of` takes.
 
         Raises:
             BadInput: where it has none.
             Damaged: where its file is not what was written.
         """
-        tensors, buffers = self._snapshot(step)
-        return {name: x for name, x in tensors.items() if name not in buffers}
-
-    def tensors(self, step: int) -> dict[str, Tensor]:
-        """Parameters and buffers, for `numdev.training.state.model_of`; raises as `weights` does."""
-        return self._snapshot(step)[0]
-
-    def _snapshot(self, step: int) -> tuple[dict[str, Tensor], list[str]]:
         paths = self.snapshots
         if step not in paths:
             raise BadInput("step", step, f"{self.folder} has snapshots of steps {', '.join(map(str, paths)) or 'none'}")
         try:
-            tensors, facts = Sealed(paths[step], step).read()
+            tensors, facts = unsealed(paths[step])
         except Damaged as error:
             raise Damaged(f"{error}; delete it, and the same command trains the run again") from None
-        return tensors, facts["buffers"]
+        return {name: x for name, x in tensors.items() if buffers or name not in facts["buffers"]}
 
     def write_checkpoint(self, state: State) -> None:
         """Write a checkpoint of the steps that are done, and remove all but the last two; raises StoreError."""
-        Sealed.write(self.folder, CHECKPOINT, self.done, state.tensors(), {name: getattr(self, name) for name in _POSITION})
-        for old in Sealed.all(self.folder, CHECKPOINT)[:-_CHECKPOINTS]:
-            old.path.unlink(missing_ok=True)
+        seal(self.folder, CHECKPOINT, self.done, state.tensors(), {name: getattr(self, name) for name in _POSITION})
+        self.remove_checkpoints(_CHECKPOINTS)
 
-    def at_checkpoint(self) -> tuple[Trained, dict[str, Tensor] | None]:
-        """Itself at its last whole checkpoint, with the tensors; each damaged one that was passed over is noted.
+    def remove_checkpoints(self, but: int = 0) -> None:
+        """Remove all checkpoints but the last ones."""
+        for _, path in sorted(sealed(self.folder, CHECKPOINT).items(), reverse=True)[but:]:
+            path.unlink(missing_ok=True)
+
+    def go_back(self) -> dict[str, Tensor] | None:
+        """Go back to the last whole checkpoint, whose tensors are returned, or stay where there is none; what is lost is noted.
 
         Raises:
             BadInput: if the checkpoint is of another configuration, of other sources or of another environment.
         """
-        notes = list(self.notes)
-        for file in reversed(Sealed.all(self.folder, CHECKPOINT)):
+        for path in reversed(sealed(self.folder, CHECKPOINT).values()):
             try:
-                tensors, facts = file.read()
+                tensors, facts = unsealed(path)
             except Damaged as error:
-                notes.append(f"{error}; the run goes on from the one before it")
+                self.note(f"{error}; the run goes on from the one before it")
                 continue
             if facts["key"] != self.key:
                 raise _another(self.folder, "a checkpoint")
-            return replace(self, **facts, notes=tuple(notes)), tensors
-        return replace(self, notes=tuple(notes)), None
-
-    def remove_checkpoints(self) -> None:
-        for file in Sealed.all(self.folder, CHECKPOINT):
-            file.path.unlink(missing_ok=True)
+            if self.has_all_snapshots(facts["done"]):
+                vars(self).update(facts)
+                return tensors
+            self.note("snapshots before the last checkpoint are missing; the run starts from the first step")
+            break
+        return None
 
 
 def _another(folder: Path, what: str) -> BadInput:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional
 
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.runner import Context
@@ -30,13 +31,6 @@ SAMPLES = "samples.png"
 _MOST, _ACROSS, _ENLARGED = 32, 8, 3  # pictures, pictures in a row, pixels for one
 _GAP = 2  # white pixels between two, before they are enlarged
 _STEPS = 3  # of which the time of a run is estimated
-
-
-@contextmanager
-def shared(context: Context) -> Iterator[Path]:
-    """The folder of the runs that points share, each in a folder of its own; removed afterwards where nothing is stored."""
-    with tempfile.TemporaryDirectory() if context.shared is None else nullcontext(context.shared) as folder:
-        yield Path(folder)
 
 
 def finished(run: Run, title: str, folder: Path, context: Context) -> Trained:
@@ -67,52 +61,42 @@ def finished(run: Run, title: str, folder: Path, context: Context) -> Trained:
         lock.acquire()
     try:
         trained = train(run, own, context.device, report)
-        return trained if trained.held_out_loss is not None else judged(run, trained, context.device)
+        if trained.held_out_loss is None:
+            judge(run, trained, context.device)
+        return trained
     finally:
         lock.release()
 
 
-def judged(run: Run, trained: Trained, device: torch.device) -> Trained:
-    """The run with losses and samples of its weights, in FP32 with plain attention: what differs lies in the weights.
+def judge(run: Run, trained: Trained, device: torch.device) -> None:
+    """Take losses and samples of the weights, in FP32 with plain attention, and write them: what differs lies in the weights.
 
     Raises:
         StoreError: if they cannot be written.
     """
     with deterministic(), torch.no_grad():
-        untrained, last = (model_of(run, device, trained.tensors(step)) for step in (0, max(trained.snapshots)))
+        untrained, last = (model_of(run, device, trained.weights(at, buffers=True)) for at in (0, max(trained.snapshots)))
         batch = {name: x.to(device) for name, x in run.task.held_out().items()}
-        before, after = (float(run.task.loss(model, batch)) for model in (untrained, last))
+        trained.untrained_loss, trained.held_out_loss = (float(run.task.loss(model, batch)) for model in (untrained, last))
         samples = run.task.samples(last, run.replicate)
+    trained.score, trained.captions, trained.text = samples.score, samples.captions, samples.text
     if samples.pictures is not None:
         write_atomically(trained.folder / SAMPLES, contact_sheet(samples.pictures))
-    judgement = replace(
-        trained,
-        untrained_loss=before,
-        held_out_loss=after,
-        score=samples.score,
-        captions=samples.captions,
-        text=samples.text,
-        pictures=samples.pictures is not None,
-    )
-    judgement.write()
-    return judgement
+        trained.pictures = True
+    trained.write()
 
 
 def contact_sheet(pictures: Float[Tensor, "count 3 height width"]) -> bytes:
     """The first pictures, whose values lie in [-1, 1], side by side in rows, as PNG."""
     from PIL import Image  # late: only what draws samples needs it
 
-    shown = ((pictures[:_MOST].clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    count, _, height, width = shown.shape
-    across = min(count, _ACROSS)
-    rows = math.ceil(count / across)
-    sheet = torch.full((3, rows * (height + _GAP) - _GAP, across * (width + _GAP) - _GAP), 255, dtype=torch.uint8)
-    for place in range(count):
-        y, x = place // across * (height + _GAP), place % across * (width + _GAP)
-        sheet[:, y : y + height, x : x + width] = shown[place]
-    sheet = sheet.repeat_interleave(_ENLARGED, 1).repeat_interleave(_ENLARGED, 2)
-    written = BytesIO()
-    Image.fromarray(sheet.permute(1, 2, 0).contiguous().numpy()).save(written, "PNG")
+    shown = functional.pad(pictures[:_MOST].clamp(-1, 1), (0, _GAP, 0, _GAP), value=1.0)
+    across = min(len(shown), _ACROSS)
+    blank = shown.new_ones(-len(shown) % across, *shown.shape[1:])
+    rows = torch.cat([shown, blank]).unflatten(0, (-1, across))  # [rows, across, 3, height, width]
+    sheet = ((rows.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)[:-_GAP, :-_GAP] + 1) * 127.5).round()
+    image, written = Image.fromarray(sheet.byte().numpy()), BytesIO()
+    image.resize((_ENLARGED * image.width, _ENLARGED * image.height), Image.Resampling.NEAREST).save(written, "PNG")
     return written.getvalue()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,7 @@ _MAGNITUDE, _INFINITY = 0x7FFF_FFFF, 0x7F80_0000  # bits of an FP32 number witho
 
 
 def initial(run: Run, device: torch.device) -> nn.Module:
-    """The model of the run's seed, one weight moved where the rung says so, in the dtype of its weights.
+    """The model of the run's seed in the dtype of its weights; `Rung.ulp` moves one away from zero by last places of FP32.
 
     Raises:
         Unsupported: for a model with dropout, which draws numbers that a resumed run would not draw again.
@@ -37,8 +36,15 @@ def initial(run: Run, device: torch.device) -> nn.Module:
     for name, part in model.named_modules():
         if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
             raise Unsupported("task.model", f"{name} drops values at random, which no resumed run can repeat; set its p to 0")
-    if run.rung.ulp:
-        _move(model, run.rung.ulp)
+    if ulp := run.rung.ulp:
+        parameters = {name: x.detach() for name, x in model.named_parameters()}
+        name, index = moved(parameters)
+        bits = parameters[name].view(-1).view(torch.int32)
+        if not 0 <= (int(bits[index]) & _MAGNITUDE) + ulp < _INFINITY:
+            weight = float(parameters[name].view(-1)[index])
+            hint = f"the weight {weight:g} would pass 0 or the largest number of FP32; give fewer"
+            raise BadInput("rung.ulp", ulp, hint)
+        bits[index] += ulp  # sign and magnitude: the next number away from zero has the next bit pattern
     dtype = torch.bfloat16 if run.rung.numerics is Numerics.BF16_WEIGHTS else torch.float32
     return model.to(device=device, dtype=dtype).train()
 
@@ -54,18 +60,6 @@ def moved(parameters: dict[str, Tensor]) -> tuple[str, int]:
         raise BadInput("rung.ulp", "a model without a matrix that is not 0", "give 0")
     name = max(matrices, key=lambda each: matrices[each].numel())
     return name, int(matrices[name].reshape(-1).nonzero()[0])
-
-
-def _move(model: nn.Module, ulp: int) -> None:
-    """Move the weight away from zero by `ulp` last places of FP32, or towards it where `ulp` is negative."""
-    parameters = {name: x.detach() for name, x in model.named_parameters()}
-    name, index = moved(parameters)
-    bits = parameters[name].view(-1).view(torch.int32)
-    if not 0 <= (int(bits[index]) & _MAGNITUDE) + ulp < _INFINITY:
-        weight = float(parameters[name].view(-1)[index])
-        hint = f"the weight {weight:g} would pass 0 or the largest number of FP32; give fewer"
-        raise BadInput("rung.ulp", ulp, hint)
-    bits[index] += ulp  # sign and magnitude: the next number away from zero has the next bit pattern
 
 
 class LossScale:
@@ -118,16 +112,17 @@ class State:
         self.calls = self.missed = 0
         self.model = initial(run, device)
         self.rate = torch.zeros((), device=device)
-        self.scale = LossScale(device) if run.rung.numerics is Numerics.FP16 else None
+        numerics, dtype = run.rung.numerics, torch.float16 if run.rung.numerics is Numerics.FP16 else torch.bfloat16
+        self._casting = torch.autocast(device.type, dtype, enabled=numerics is not Numerics.FP32)
+        self.scale = LossScale(device) if numerics is Numerics.FP16 else None
         self.losses, self.norms = (torch.zeros(run.task.steps, device=device) for _ in range(2))
         self.watched = torch.zeros(run.task.steps if watch else 0, len(FIGURES), dtype=torch.float64, device=device)
         self.parameters = {name: x for name, x in self.model.named_parameters() if x.requires_grad}
-        groups = [
-            {"params": [x for x in self.parameters.values() if x.dim() >= 2], "weight_decay": run.task.weight_decay},
-            {"params": [x for x in self.parameters.values() if x.dim() < 2], "weight_decay": 0.0},
-        ]
         self.optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
+            [
+                {"params": [x for x in self.parameters.values() if (x.dim() >= 2) is matrix], "weight_decay": decay}
+                for matrix, decay in ((True, run.task.weight_decay), (False, 0.0))
+            ],
             lr=self.rate,
             betas=(0.9, 0.99),
             eps=1e-8,
@@ -197,7 +192,7 @@ class State:
             self._watch.begin()
         for x in self.parameters.values():
             x.grad = None
-        with self._casting():
+        with self._casting:
             loss = task.loss(self.model, batch).float()
         (loss if scale is None else loss * scale.scale).backward()
         self.calls, self.missed = self._seen.calls - calls, self._seen.missed - missed
@@ -207,8 +202,13 @@ class State:
             gradients, loss = list(self.gradients().values()), loss.detach()
             if scale is not None:
                 torch._foreach_mul_(gradients, scale.scale.reciprocal())
-            if self._run.rung.ranks > 1:
-                loss = _average(gradients, loss)
+            if self._run.rung.ranks > 1:  # means by one all-reduce in FP32, with the same bits everywhere
+                parts = [*gradients, loss]
+                flat = torch.cat([x.reshape(-1).float() for x in parts])
+                dist.all_reduce(flat)
+                flat /= dist.get_world_size()
+                for part, mean in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+                    part.copy_(mean.view_as(part))
             norm = get_total_norm([x.float() for x in gradients])
             if task.clip > 0:
                 clip_grads_with_norm_(self.parameters.values(), task.clip, norm)
@@ -216,13 +216,6 @@ class State:
                 scale.update(norm)
             self.optimizer.step()
         return loss, norm
-
-    def _casting(self) -> AbstractContextManager[object]:
-        """The context in which the model is called."""
-        numerics = self._run.rung.numerics
-        if numerics is Numerics.FP32:
-            return nullcontext()
-        return torch.autocast(self._device.type, torch.float16 if numerics is Numerics.FP16 else torch.bfloat16)
 
     def capture(self, batch: Batch) -> str:
         """Have steps replay one CUDA graph, whose inputs are copied into the same memory; or return why it cannot be.
@@ -253,17 +246,6 @@ class State:
             return f"the step cannot be captured: {str(error).strip().splitlines()[0]}"
         self._graph = graph
         return ""
-
-
-def _average(gradients: list[Tensor], loss: Tensor) -> Tensor:
-    """The mean of the loss over the processes, and of the gradients in place: by one all-reduce in FP32, with the same bits."""
-    parts = [*gradients, loss]
-    flat = torch.cat([x.reshape(-1).float() for x in parts])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for x, mean in zip(gradients, flat.split([x.numel() for x in parts]), strict=False):
-        x.copy_(mean.view_as(x))
-    return flat[-1]
 
 
 def checksum(weights: Mapping[str, Tensor]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -21,7 +23,7 @@ from numdev.training.operation import TRAINING
 from numdev.training.run import Run
 from numdev.training.run_files import Trained
 from numdev.training.rung import Rung
-from numdev.training.runs import SAMPLES, finished, shared
+from numdev.training.runs import SAMPLES, finished
 from numdev.training.task import Task
 from numdev.training.watch import FIGURES
 
@@ -183,7 +185,8 @@ class WeightsOverTraining(Kind):
                 raise BadInput(name, made if isinstance(made, str) else type(made).__name__, hint)
         tables: dict[str, list[dict[str, Any]]] = {name: [] for name in self.columns_of(point)}
         stopped: list[str] = []
-        with shared(context) as folder:
+        with tempfile.TemporaryDirectory() as alone:  # removed afterwards where nothing is stored
+            folder = Path(alone) if context.shared is None else Path(context.shared)
             for seed in context.replicates():
                 ours = finished(Run(point.problem, point.variant, seed), f"replicate {seed}", folder, context)
                 reference = Run(point.problem, point.baseline, seed)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from numdev.cli import build
 from numdev.cli.compose import Library, config_folder, flat
@@ -138,25 +134,6 @@ class TestCommand:
         lines = jobs(again.out)
         assert ["measured already" in line for line in lines] == [True, False]
         assert len(list(Path("results/training/runs").iterdir())) == 3
-
-    @pytest.mark.slow
-    @pytest.mark.timeout(600)
-    def test_torchrun_trains_what_numdev_starts_itself(self, numdev: Command) -> None:
-        """Rank 0 alone plans, locks, writes and prints; the other trains its part of one of the two runs, and ends."""
-        settings = ("train", *SMALL, "rung.ranks=2")
-        torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python", sys.executable, "-m")
-        environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-        command = [sys.executable, "-m", *torchrun, "numdev.cli.main", *settings, "results=torchrun"]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert ran.returncode == 0, ran.stderr
-        assert ran.stdout.count("ok, 1 replicate") == 1
-        assert "numdev" not in ran.stderr
-        assert numdev(*settings, "results=own").code == 0
-        ours, theirs = (json.loads(next(Path(name, "records").glob("*.json")).read_text()) for name in ("torchrun", "own"))
-        assert ours["key"] == theirs["key"]
-        assert json.dumps(ours["tables"]["weights"]) == json.dumps(theirs["tables"]["weights"])  # so is NaN itself
-        assert [row["checksum"] for row in ours["tables"]["run"]] == [row["checksum"] for row in theirs["tables"]["run"]]
-        assert len(list(Path("torchrun/runs").iterdir())) == 2
 
     def test_a_study_ends_with_its_report(self, numdev: Command, tmp_path: Path) -> None:
         folder = tmp_path / "mine" / "study"

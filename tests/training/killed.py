@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from numdev.training import loop
-from numdev.training.run_files import Sealed
+from numdev.training.run_files import sealed
 from numdev.training.rung import Numerics
 from tests.training.toy import toy, trained
 
@@ -28,12 +28,12 @@ def main(folder: Path) -> None:
         trained(toy(1, Numerics.FP16), Path(first))
     draw = random.Random(0)
     for _ in range(KILLS):
-        before = {file.path for file in Sealed.all(folder, "checkpoint")}
+        before = set(sealed(folder, "checkpoint").values())
         child = os.fork()
         if not child:
             trained(toy(40, Numerics.FP16), folder)
             os._exit(0)
-        while {file.path for file in Sealed.all(folder, "checkpoint")} <= before:
+        while set(sealed(folder, "checkpoint").values()) <= before:
             if os.waitpid(child, os.WNOHANG)[0]:
                 return
             time.sleep(0.002)
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
         os.kill(child, signal.SIGKILL)
         if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
             return
-        print(max(file.step for file in Sealed.all(folder, "checkpoint")))
+        print(max(sealed(folder, "checkpoint")))
 
 
 if __name__ == "__main__":

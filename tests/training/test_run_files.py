@@ -19,7 +19,7 @@ from numdev.errors import BadInput, StoreError
 from numdev.training import loop, run_files, state
 from numdev.training.loop import train
 from numdev.training.run import Run
-from numdev.training.run_files import Damaged, Sealed, Trained, rounded, without_moments
+from numdev.training.run_files import Damaged, Trained, rounded, sealed, without_moments
 from numdev.training.rung import Numerics, Restart
 from numdev.training.state import checksum, model_of
 from tests.training.toy import CPU, toy, trained
@@ -41,10 +41,6 @@ def interrupted(run: Run, folder: Path, step: int) -> None:
         train(run, folder, CPU, report)
 
 
-def checkpoints(folder: Path) -> list[Sealed]:
-    return Sealed.all(folder, "checkpoint")
-
-
 def same(run: Trained, whole: Trained) -> bool:
     return (run.checksum, run.losses, run.gradient_norms) == (whole.checksum, whole.losses, whole.gradient_norms)
 
@@ -62,9 +58,9 @@ def test_a_run_that_is_resumed_at_any_step_ends_with_the_same_bits(tmp_path: Pat
     run = toy(numerics=numerics, restart=restart)
     for step in (1, 6, 7, 11):
         interrupted(run, tmp_path / "parts", step)
-    assert checkpoints(tmp_path / "parts")[-1].step == 10
+    assert max(sealed(tmp_path / "parts", "checkpoint")) == 10
     assert same(trained(run, tmp_path / "parts"), trained(run, tmp_path / "whole"))
-    assert not checkpoints(tmp_path / "parts")
+    assert not sealed(tmp_path / "parts", "checkpoint")
 
 
 def test_the_scale_of_the_loss_that_steps_have_halved_is_part_of_a_checkpoint(
@@ -92,7 +88,7 @@ def test_sigkill_at_any_moment_and_resume_end_with_the_same_bits(tmp_path: Path)
 @pytest.mark.parametrize("how", ["truncated", "flipped", "empty"])
 def test_a_damaged_checkpoint_is_passed_over_and_half_a_file_removed(tmp_path: Path, whole: Trained, how: str) -> None:
     interrupted(toy(), tmp_path, 9)
-    path = checkpoints(tmp_path)[-1].path
+    path = sealed(tmp_path, "checkpoint")[8]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes({"truncated": data[: len(data) // 2], "flipped": data, "empty": bytearray()}[how]))
@@ -173,7 +169,7 @@ def test_snapshots_are_ordinary_safetensors_in_fp32_with_buffers_apart(tmp_path:
     assert {x.dtype for x in held.values()} == {torch.float32}
     assert set(run.weights(4)) == set(held) - {"shift"}
     assert checksum(run.weights(5)) == run.checksum
-    model = model_of(toy(5), CPU, run.tensors(5))
+    model = model_of(toy(5), CPU, run.weights(5, buffers=True))
     assert checksum(dict(model.named_parameters())) == run.checksum
     assert not model.training
     with pytest.raises(BadInput, match="snapshots of steps 0, 1, 2, 4, 5"):

@@ -70,8 +70,8 @@ from .results.study import Study as Study
 from .results.study import StudyPoint as StudyPoint
 from .results.study import run as run
 from .training.attend import attend as attend
-from .training.capture import capture as capture
-from .training.shadow import shadow as shadow
+from .training.recorders import capture as capture
+from .training.recorders import shadow as shadow
 
 __all__: list[str]
 __version__: str

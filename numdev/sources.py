@@ -14,7 +14,7 @@ KEEPS_OR_SHOWS = (
     "report/",
     "results/store.py",
     "results/study.py",
-    "training/shadow.py",
+    "training/recorders.py",
 )
 """Modules that no measurement runs. Each states what is measured, keeps it or shows it. No other module imports these."""
 

@@ -12,14 +12,16 @@ itself and which run without it: for their time such threads, which Python has n
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from functools import lru_cache
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -33,14 +35,12 @@ from numdev.attention.mask import Mask
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.training.call import Arguments, Call, MaskReader
 
-Onward = Callable[[Arguments], Tensor]
-Kind = TypeVar("Kind", bound="Recorder")
-
 _SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
 _FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, functional.softmax)
-_ATEN_SOFTMAX = (["aten", "softmax"], ["aten", "_softmax"], ["aten", "_safe_softmax"])
 _CONCERNING = frozenset({_SDPA, *_FUSED, *_SOFTMAX, functional.multi_head_attention_forward})
+_OPERATORS = (OperatorBase, OpOverloadPacket)
+_ATEN_SOFTMAX = re.compile(r"aten\.(_|_safe_)?softmax\b")
 _GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
 _NAMED = 12  # layers that a sentence names
 _COMPILED = "torch.compile must not fuse what numdev computes"
@@ -119,11 +119,11 @@ class CallCounts:
 
     def warn(self, who: str, hint: str = "", *, stacklevel: int = 3) -> None:
         """Warn where there was no call or one was missed, for the caller of a context that ends."""
-        ran = f"attention ran elsewhere, and was not exchanged: {self._ran()}" if self.missed else ""
         if not self.calls:
-            ran = f"no call of scaled_dot_product_attention was made{f'; it ran {self._ran()}' if self.missed else ''}{hint}"
-        if ran:
-            warnings.warn(f"{who}: {ran}", stacklevel=stacklevel)
+            ran = f"; it ran {self._ran()}" if self.missed else ""
+            warnings.warn(f"{who}: no call of scaled_dot_product_attention was made{ran}{hint}", stacklevel=stacklevel)
+        elif self.missed:
+            warnings.warn(f"{who}: attention ran elsewhere, and was not exchanged: {self._ran()}", stacklevel=stacklevel)
 
     def _ran(self) -> str:
         counts = [f"{count} of {name}" for name, count in self.elsewhere.items()]
@@ -141,8 +141,8 @@ class Interception(ABC):
         self.seen, self._reader = CallCounts(), MaskReader(read_masks)
 
     @abstractmethod
-    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
-        """O. `onward` calls what would have computed it without this one: the next on the stack, in the end torch's function."""
+    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+        """O. `onward` computes it without this one: by the next on the stack, in the end by torch's function."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -159,51 +159,10 @@ class Exchange(Interception):
         super().__init__(read_masks)
         self._variant = trainable(variant)
 
-    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         """See `Interception`."""
         call = Call.of(arguments, self._reader)
         return call.shaped(self._variant.attend(call.q, call.k, call.v, call.mask, call.scale))
-
-
-class Recorder(Interception):
-    """A context that answers calls and knows in which step and in which module of a model each is made.
-
-    Entering it again after a call begins the next step. Leaving it warns as leaving `attend` does.
-    """
-
-    _hint = ""  # of the warning
-
-    def __init__(self, model: nn.Module | None, read_masks: bool) -> None:
-        super().__init__(read_masks)
-        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
-        self._entered: list[ExitStack] = []
-        self._step = self._calls = 0
-
-    def __enter__(self: Kind) -> Kind:
-        if self._calls:
-            self.step()
-        self._entered.append(ExitStack())
-        self._entered[-1].enter_context(self.active())
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._entered.pop().close()
-        if kind is None:
-            self._write()
-            self.seen.warn(type(self).__name__, self._hint)
-
-    def step(self, number: int | None = None) -> None:
-        """Write what is kept of this step; the calls that follow are of the next one, or of the one that is given."""
-        self._write()
-        self._step, self._calls = self._step + 1 if number is None else number, 0
-
-    def _write(self) -> None:
-        """Write what is kept of a step."""
-
-    def _call(self) -> tuple[int, str]:
-        """Number of a call in its step, from 0, and name of the innermost module of the model that makes it, or ''."""
-        self._calls += 1
-        return self._calls - 1, next((self._names[module] for module in callers(nn.Module) if module in self._names), "")
 
 
 def trainable(variant: Variant) -> Trainable:
@@ -237,53 +196,77 @@ class ForwardAlone:
             return rounded_once(self.primal(*self.primal.round_inputs(q, k, v), mask, scale).out, q.dtype)
 
 
+def callers(kind: type) -> Iterator[Any]:
+    """The objects of a class whose methods are on the stack of this thread, innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if "self" in frame.f_code.co_varnames and isinstance(caller := frame.f_locals.get("self"), kind):
+            yield caller
+        frame = frame.f_back  # type: ignore[assignment]
+
+
 Stack = tuple[Interception, ...]
-_LOCAL = threading.local()
+"""Who answers, the innermost last."""
+
+
+class _Local(threading.local):
+    stack: Stack | None = None  # empty while an answer is computed
+
+
+_LOCAL = _Local()
+_COMPUTING: list[Stack] = []  # those of threads that wait for gradients
 
 
 def _stack() -> Stack:
-    """Who answers on this thread, the innermost last; none while one computes its answer."""
-    stack: Stack | None = getattr(_LOCAL, "stack", None)
-    if stack is None:
-        return _PATCH.of_gradients() if isinstance(threading.current_thread(), threading._DummyThread) else ()
-    return stack
+    """Who answers on this thread: on one of torch's own, those of the thread that waits for its gradients.
+
+    Raises:
+        Unsupported: where several threads wait for gradients under different answers, of which one called this.
+    """
+    if _LOCAL.stack is not None or not isinstance(threading.current_thread(), threading._DummyThread):
+        return _LOCAL.stack or ()
+    stacks = set(_COMPUTING)
+    if len(stacks) > 1:
+        why = "threads compute gradients of checkpointed layers under different attentions at once"
+        raise Unsupported("model", f"{why}; take turns")
+    return next(iter(stacks), ())
 
 
 @contextmanager
 def _answering(stack: Stack) -> Iterator[None]:
-    before = getattr(_LOCAL, "stack", None)
-    _LOCAL.stack = stack
+    before, _LOCAL.stack = _LOCAL.stack, stack
     try:
         yield
     finally:
-        if before is None:
-            del _LOCAL.stack
-        else:
-            _LOCAL.stack = before
+        _LOCAL.stack = before
 
 
-def _ask(arguments: Arguments, stack: Stack) -> Tensor:
+def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
+    """The answer to a call of torch's function."""
     with _answering(()):
         if not stack:
-            return arguments.call(_PATCH.beneath)
+            return _PATCH.beneath(*args, **kwargs)
         top = stack[-1]
         top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
-            return top.answer(arguments, lambda again: _ask(again, stack[:-1]))
+            return top.answer(Arguments(*args, **kwargs), lambda: _ask(args, kwargs, stack[:-1]))
         except NumdevError:
             top.seen.calls -= 1
             raise
 
 
-def _uncompiled(arguments: Arguments, stack: Stack) -> Tensor:
+def _uncompiled(args: Any, kwargs: Any, stack: Stack) -> Tensor:
     """`_ask`, which torch.compile takes into no graph: a compiler fuses operations, and loses the roundings between them."""
     if "torch._dynamo" not in sys.modules:  # nobody compiles, and importing it takes seconds
-        return _ask(arguments, stack)
-    if type(arguments.query).__module__.startswith("torch._subclasses"):  # a tracer: the caller is in its graph
+        return _ask(args, kwargs, stack)
+    if type(Arguments(*args, **kwargs).query).__module__.startswith("torch._subclasses"):  # a tracer: the caller is in its graph
         raise Unsupported("model", f"{_COMPILED}, and it traces nn.MultiheadAttention as one; run that module uncompiled")
-    if _PATCH.eagerly is None:
-        _PATCH.eagerly = torch.compiler.disable(_ask, reason=_COMPILED)
-    return _PATCH.eagerly(arguments, stack)
+    return _eagerly()(args, kwargs, stack)
+
+
+@lru_cache(maxsize=1)
+def _eagerly() -> Callable[[Any, Any, Stack], Tensor]:
+    return torch.compiler.disable(_ask, reason=_COMPILED)  # takes a while
 
 
 class _Mode(TorchFunctionMode):
@@ -296,35 +279,22 @@ class _Mode(TorchFunctionMode):
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _GRADIENTS and _stack() == self._stack:
-            with _PATCH.gradients(self._stack):
+            _COMPUTING.append(self._stack)
+            try:
                 return func(*args, **kwargs)
-        if not _concerns(func):
+            finally:
+                _COMPUTING.remove(self._stack)
+        if func not in _CONCERNING and not isinstance(func, _OPERATORS):
             return func(*args, **kwargs)
-        if hasattr(_LOCAL, "stack"):
-            return self._called(func, args, kwargs)
-        with _answering(self._stack):  # a thread of torch's own, to which the mode came
-            return self._called(func, args, kwargs)
-
-    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        stack = _stack()
-        if stack and stack[-1] is self._stack[-1]:
-            if func is _SDPA:
-                return _uncompiled(Arguments(*args, **kwargs), stack)
-            if name := _unanswered(func, args, kwargs):
-                for each in stack:
-                    each.seen.elsewhere[name] = each.seen.elsewhere.get(name, 0) + 1
-        return func(*args, **kwargs)
-
-
-def _concerns(func: Any) -> bool:
-    """Whether it computes attention. Every function of torch that a thread calls comes here."""
-    if isinstance(func, (OperatorBase, OpOverloadPacket)):
-        return "attention" in str(func) or "attn" in str(func) or _is_softmax(func)
-    return func in _CONCERNING
-
-
-def _is_softmax(func: Any) -> bool:
-    return func in _SOFTMAX or str(func).split(".")[:2] in _ATEN_SOFTMAX
+        with nullcontext() if _LOCAL.stack is not None else _answering(self._stack):  # a thread of torch's own has none
+            stack = _stack()
+            if stack and stack[-1] is self._stack[-1]:
+                if func is _SDPA:
+                    return _uncompiled(args, kwargs, stack)
+                if name := _unanswered(func, args, kwargs):
+                    for each in stack:
+                        each.seen.elsewhere[name] = each.seen.elsewhere.get(name, 0) + 1
+            return func(*args, **kwargs)
 
 
 def _unanswered(func: Any, args: Any, kwargs: Any) -> str:
@@ -333,9 +303,10 @@ def _unanswered(func: Any, args: Any, kwargs: Any) -> str:
         return "nn.MultiheadAttention with need_weights=True" if kwargs.get("need_weights", True) else ""
     if func in _FUSED:
         return f"torch.{func.__name__}"
-    if _is_softmax(func):
+    operator = str(func) if isinstance(func, _OPERATORS) else ""
+    if func in _SOFTMAX or _ATEN_SOFTMAX.match(operator):
         return f"matrix products in {_layer()}" if _is_of_scores(*args, **kwargs) else ""
-    return str(func)
+    return operator if "attention" in operator or "attn" in operator else ""
 
 
 def _is_of_scores(x: Any = None, dim: Any = None, *_: object, **named: Any) -> bool:
@@ -344,15 +315,6 @@ def _is_of_scores(x: Any = None, dim: Any = None, *_: object, **named: Any) -> b
     if not isinstance(x, Tensor) or x.ndim < 3 or dim not in (-1, x.ndim - 1):
         return False
     return x.shape[-1] > 1 and (x.ndim > 3 or x.shape[-1] == x.shape[-2])
-
-
-def callers(kind: type) -> Iterator[Any]:
-    """The objects of a class whose methods are on the stack of this thread, innermost first."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if "self" in frame.f_code.co_varnames and isinstance(caller := frame.f_locals.get("self"), kind):
-            yield caller
-        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _layer() -> str:
@@ -368,36 +330,8 @@ class _Patch:
     """The replaced name in `torch.nn.functional`, and the fused path switched off, while any interception is active."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-        self._fused = True
+        self._lock, self._count, self._fused = threading.Lock(), 0, True
         self.beneath: Callable[..., Tensor] = _SDPA
-        self.eagerly: Callable[[Arguments, Stack], Tensor] | None = None  # `_ask`; takes a while to make
-        self._computing: list[Stack] = []
-
-    @contextmanager
-    def gradients(self, stack: Stack) -> Iterator[None]:
-        """The time in which a thread waits for gradients, and its answers are those of torch's own threads."""
-        with self._lock:
-            self._computing.append(stack)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._computing.remove(stack)
-
-    def of_gradients(self) -> Stack:
-        """Who answers on a thread of torch's own.
-
-        Raises:
-            Unsupported: where several threads wait for gradients under different answers, of which one called this.
-        """
-        with self._lock:
-            stacks = set(self._computing)
-        if len(stacks) > 1:
-            why = "threads compute gradients of checkpointed layers under different attentions at once"
-            raise Unsupported("model", f"{why}; take turns")
-        return next(iter(stacks), ())
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -426,4 +360,4 @@ _PATCH = _Patch()
 def _replacement(*args: Any, **kwargs: Any) -> Tensor:
     """Stands for `torch.nn.functional.scaled_dot_product_attention` while any interception is active."""
     stack = _stack()
-    return _uncompiled(Arguments(*args, **kwargs), stack) if stack else _PATCH.beneath(*args, **kwargs)
+    return _uncompiled(args, kwargs, stack) if stack else _PATCH.beneath(*args, **kwargs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +30,6 @@ class Arguments:
     is_causal: bool = False
     scale: float | None = None
     enable_gqa: bool = False
-
-    def call(self, function: Any) -> Tensor:
-        """The result of torch's function, or of one like it, for them."""
-        place = self.query, self.key, self.value, self.attn_mask, self.dropout_p, self.is_causal
-        out: Tensor = function(*place, scale=self.scale, enable_gqa=self.enable_gqa)
-        return out
 
     def cast(self) -> Arguments:
         """Within autocast with q, k and v in its dtype: torch's function is on autocast's list. FP64 is left alone, as there."""

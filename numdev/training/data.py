@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Int, UInt8
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from numdev.errors import BadInput
@@ -23,14 +21,10 @@ from numdev.settings import setting
 from numdev.training.task import Purpose, stream
 
 _PATH = "task.data.path"
+_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
 NULL, UNKNOWN = 0, 1
 """Tokens that are no word: what pads a caption (and is all of a dropped one), and a word outside of the vocabulary."""
-
-
-def words_of(caption: str) -> list[str]:
-    """The words of a caption in lower case, without punctuation."""
-    return re.findall(r"[\w'-]+", caption.lower())
 
 
 @dataclass(frozen=True)
@@ -44,32 +38,21 @@ class Vocabulary:
     words: tuple[str, ...]
     length: int
 
-    @classmethod
-    def of(cls, captions: Iterable[str], length: int) -> Vocabulary:
-        """The 1022 most frequent words of captions, equally frequent ones in the order of the alphabet."""
-        counted = Counter(word for caption in captions for word in words_of(caption))
-        return cls(tuple(sorted(counted, key=lambda word: (-counted[word], word))[:1022]), length)
-
     @property
     def size(self) -> int:
         """Number of different tokens."""
         return len(self.words) + 2
 
     def encode(self, captions: Iterable[str]) -> Int[Tensor, "captions length"]:
-        """Tokens of captions.
-
-        Raises:
-            BadInput: a caption has more words than `length`; nothing is cut off.
-        """
+        """Tokens of captions, none of which has more words than `length`."""
         places = {word: place for place, word in enumerate(self.words, start=2)}
-        rows = []
-        for caption in captions:
-            tokens = [places.get(word, UNKNOWN) for word in words_of(caption)]
-            if len(tokens) > self.length:
-                hint = f"it has {len(tokens)} words and a caption may have {self.length}; shorten it or raise `words` of the data"
-                raise BadInput("caption", caption, hint)
-            rows.append(tokens + [NULL] * (self.length - len(tokens)))
-        return torch.tensor(rows, dtype=torch.int64).reshape(-1, self.length)
+        rows = [[places.get(word, UNKNOWN) for word in words_of(caption)] for caption in captions]
+        return torch.tensor([row + [NULL] * (self.length - len(row)) for row in rows], dtype=torch.int64)
+
+
+def words_of(caption: str) -> list[str]:
+    """The words of a caption in lower case, without punctuation."""
+    return re.findall(r"[\w'-]+", caption.lower())
 
 
 @dataclass(frozen=True)
@@ -81,66 +64,40 @@ class Captioned:
     captions: tuple[str, ...]
 
 
-@runtime_checkable
-class Pictures(Protocol):
-    """Captioned pictures, as a frozen dataclass."""
-
-    @property
-    def vocabulary(self) -> Vocabulary: ...
-
-    def ready(self, picture: int) -> None:
-        """Reads and checks all data, so that an error is raised before training."""
-
-    def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
-        """Pictures of a training step, a function of the arguments."""
-
-    def held_out(self, count: int, picture: int) -> Captioned:
-        """Up to `count` pictures that no training step sees, the same in every call."""
-
-    def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
-        """Share of pictures that show what their captions say; NaN where there is no measure."""
-
-
-_METADATA = "metadata.jsonl"
-_IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-
-
 @dataclass(frozen=True)
 class Folder:
-    """Captioned images of a folder, cut to a square around the middle and scaled; one in ten is held out of training.
+    """Images of a folder, cut to a square around the middle and scaled; one in ten is held out of training.
 
-    The folder follows the convention `imagefolder`: images, and `metadata.jsonl` with `file_name` and `text`. Each image is shown
-    once in every pass, in an order of its own by seed. Images are decoded once and kept in memory, 8 bits for each colour of a
-    pixel. There is no measure of what a made picture shows, so samples have no score. `digest` is the SHA-256 of the metadata and
-    of all images: it distinguishes results of other pictures in the same folder.
+    The folder follows the convention `imagefolder`: the name of the subfolder in which an image lies is its caption. Each image
+    is shown once in every pass, in an order of its own by seed. Images are decoded once and kept in memory, 8 bits for each
+    colour of a pixel. There is no measure of what a made picture shows, so samples have no score. `digest` is the SHA-256 of the
+    names and of all images: it distinguishes results of other pictures in the same folder.
 
     Raises:
-        BadInput: for anything in the folder that cannot be used, by its name.
+        BadInput: for a folder or an image that cannot be used.
     """
 
-    path: str = setting("", "folder of images with metadata.jsonl, whose lines have file_name and text")
-    words: int = setting(32, "tokens of a caption")
+    path: str = setting("", "folder with a subfolder of images for each caption, which is its name")
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.words < 1:
-            raise BadInput("task.data.words", self.words, "use at least 1")
         digest = hashlib.sha256()
-        for name, text in _entries(self.path).items():
-            image = hashlib.sha256((Path(self.path) / name).read_bytes()).hexdigest()
-            digest.update(json.dumps([name, text, image]).encode())
+        for image in _images(self.path):
+            digest.update(f"{image.relative_to(self.path).as_posix()}\0".encode() + hashlib.sha256(image.read_bytes()).digest())
         object.__setattr__(self, "digest", digest.hexdigest())
 
     def ready(self, picture: int) -> None:
+        """Decode all images, so that an error is raised before training."""
         _load(self, picture)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The most frequent words of the captions that are trained on."""
-        captions = _entries(self.path)
-        return Vocabulary.of([captions[name] for name in _parts(captions)[0]], self.words)
+        """The words of all captions, in the order of the alphabet."""
+        captions = [words_of(image.parent.name) for image in _images(self.path)]
+        return Vocabulary(tuple(sorted({word for words in captions for word in words})), max(1, *map(len, captions)))
 
     def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
+        """Pictures of a training step, a function of the arguments."""
         training, _ = _load(self, picture)
         places, size = np.arange(step * count, (step + 1) * count), len(training.captions)
         passes = places // size
@@ -148,83 +105,52 @@ class Folder:
         return _shown(training, np.concatenate([order[places[passes == one] % size] for one, order in orders.items()]))
 
     def held_out(self, count: int, picture: int) -> Captioned:
+        """Up to `count` pictures that no training step sees, the same in every call."""
         _, held_out = _load(self, picture)
         return _shown(held_out, np.arange(min(count, len(held_out.captions))))
 
     def score(self, pictures: Tensor, captions: tuple[str, ...]) -> float:
+        """NaN: there is no measure."""
         return float("nan")
 
 
 @lru_cache(maxsize=4)
 def _load(folder: Folder, picture: int) -> tuple[Captioned, Captioned]:
-    """All pictures that are trained on, and those held out, of 8 bits; every image is decoded and every caption encoded."""
-    captions, words = _entries(folder.path), folder.vocabulary
+    """All pictures that are trained on, and those held out, of 8 bits: a tenth and at least one, by a hash of the name."""
+    images, words = _images(folder.path), folder.vocabulary
+    ranked = sorted(images, key=lambda image: hashlib.sha256(image.relative_to(folder.path).as_posix().encode()).hexdigest())
+    count = max(1, len(images) // 10)
     training, held_out = (
-        Captioned(
-            torch.stack([_decoded(Path(folder.path) / name, picture) for name in names]),
-            words.encode(captions[name] for name in names),
-            tuple(captions[name] for name in names),
-        )
-        for names in _parts(captions)
+        Captioned(torch.stack([_decoded(image, picture) for image in part]), words.encode(captions), captions)
+        for part in (sorted(ranked[count:]), sorted(ranked[:count]))
+        for captions in [tuple(image.parent.name for image in part)]
     )
     return training, held_out
 
 
-def _shown(part: Captioned, rows: np.ndarray) -> Captioned:
-    pictures, tokens = (x[torch.from_numpy(rows)] for x in (part.pictures, part.tokens))
-    return Captioned(pictures.float() / 127.5 - 1, tokens, tuple(part.captions[row] for row in rows))
-
-
-def _parts(captions: dict[str, str]) -> tuple[list[str], list[str]]:
-    """Names of the images that are trained on, and of those held out: a tenth and at least one, by a hash of the name."""
-    ranked, count = sorted(captions, key=lambda name: hashlib.sha256(name.encode()).hexdigest()), max(1, len(captions) // 10)
-    return sorted(ranked[count:]), sorted(ranked[:count])
-
-
-def _entries(path: str) -> dict[str, str]:
-    """The caption of each image by its file name, in the order of the names."""
-
-    def refused(why: str) -> BadInput:
-        return BadInput(_PATH, path, why)
-
-    folder = Path(path)
-    if not path or not folder.is_dir():
-        raise refused("name a folder of images with metadata.jsonl")
-    images = {each.relative_to(folder).as_posix() for each in folder.rglob("*") if each.suffix.lower() in _IMAGES}
+def _images(path: str) -> list[Path]:
+    """The images of a folder, in the order of their names."""
+    if not path or not Path(path).is_dir():
+        raise BadInput(_PATH, path, "name a folder with a subfolder of images for each caption")
+    images = sorted(image for image in Path(path).glob("*/*") if image.suffix.lower() in _IMAGES)
     if len(images) < 2:
-        raise refused(f"it holds {len(images)} images ({', '.join(_IMAGES)}); use at least 2, since one is held out of training")
-    captions: dict[str, str] = {}
-    number = 0
-    try:
-        for line in (folder / _METADATA).read_text(encoding="utf-8").splitlines():
-            number += 1
-            if line.strip():
-                entry = json.loads(line)
-                name, caption = Path(entry["file_name"]).as_posix(), entry["text"]
-                if not caption.strip() or name in captions:
-                    raise ValueError
-                captions[name] = caption
-    except OSError as error:
-        hint = 'write a line {"file_name": ..., "text": ...} for each image'
-        raise refused(f"{_METADATA} cannot be read ({error.strerror}); {hint}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        hint = 'is not {"file_name": ..., "text": ...} with an image that no line before names, and a text that is not empty'
-        raise refused(f"line {number} of {_METADATA} {hint}") from None
-    if strays := sorted(images ^ set(captions)):
-        lacks = f"is not named in {_METADATA}" if strays[0] in images else f"is named in {_METADATA}, and there is no such image"
-        raise refused(f"{strays[0]} {lacks} ({len(strays)} of {len(images)}); each image needs one line")
-    return dict(sorted(captions.items()))
+        hint = "use at least 2, since one is held out of training"
+        raise BadInput(_PATH, path, f"its subfolders hold {len(images)} images ({', '.join(_IMAGES)}); {hint}")
+    return images
 
 
 def _decoded(path: Path, picture: int) -> UInt8[Tensor, "3 height width"]:
-    from PIL import Image, ImageOps
-
     try:
         with Image.open(path) as image:
             fitted = ImageOps.fit(image.convert("RGB"), (picture, picture), Image.Resampling.BOX)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise BadInput(_PATH, str(path), f"the image cannot be decoded ({error}); replace or remove it") from error
     return torch.from_numpy(np.asarray(fitted).transpose(2, 0, 1).copy())
+
+
+def _shown(part: Captioned, rows: np.ndarray) -> Captioned:
+    pictures, tokens = (x[torch.from_numpy(rows)] for x in (part.pictures, part.tokens))
+    return Captioned(pictures.float() / 127.5 - 1, tokens, tuple(part.captions[row] for row in rows))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data import NULL, Pictures, Text
+from numdev.training.data import NULL, Folder, Text
 from numdev.training.models import DiffusionTransformer, LanguageModel, flow_loss, flowed, next_token_loss
 from numdev.training.scenes import Scenes
 from numdev.training.task import Batch, Purpose, Samples, Task, normal, seeded, stream
@@ -31,7 +31,7 @@ class TextToImage(Task):
     large size, for a GPU.
     """
 
-    data: Pictures = field(default_factory=Scenes)
+    data: Scenes | Folder = field(default_factory=Scenes)
     steps: int = setting(350, "training steps")
     batch: int = setting(32, "pictures of a step, over all ranks")
     picture: int = setting(32, "height and width of a picture", "pixels")

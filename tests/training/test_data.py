@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +18,14 @@ from numdev.training.tasks import TextToImage
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """24 pictures of one colour each; the caption says how red."""
-    lines = []
     for number in range(24):
-        Image.new("RGB", (40, 24), (10 * number, 0, 255)).save(tmp_path / f"{number:02}.png")
-        lines.append(json.dumps({"file_name": f"{number:02}.png", "text": f"A picture, number {number}"}))
-    (tmp_path / "metadata.jsonl").write_text("\n".join(lines) + "\n")
+        (tmp_path / f"A picture, number {number}").mkdir()
+        Image.new("RGB", (40, 24), (10 * number, 0, 255)).save(tmp_path / f"A picture, number {number}" / "0.png")
     return tmp_path
 
 
 def test_pictures_come_with_their_captions(folder: Path) -> None:
-    data = Folder(str(folder), words=8)
-    drawn = data.drawn(0, 0, 20, 16)
+    drawn = Folder(str(folder)).drawn(0, 0, 20, 16)
     assert drawn.pictures.shape == (20, 3, 16, 16)
     for picture, caption in zip(drawn.pictures, drawn.captions, strict=True):
         expected = 10 * int(caption.split()[-1]) / 127.5 - 1
@@ -51,66 +45,35 @@ def test_a_pass_shows_each_picture_once_and_never_one_held_out(folder: Path) -> 
     assert data.drawn(2, 4, 11, 8).captions == steps[2]
 
 
-def test_a_task_trains_on_it(folder: Path) -> None:
-    task = TextToImage(Folder(str(folder), words=8), batch=4, picture=8, patch=4, width=16, depth=1, heads=2, euler_steps=2)
-    batch = task.batch_of(3, 0)
-    assert batch["tokens"].shape == (4, 8)
+def test_a_task_trains_on_it_and_other_pictures_under_its_name_are_told_apart(folder: Path) -> None:
+    task = TextToImage(Folder(str(folder)), batch=4, picture=8, patch=4, width=16, depth=1, heads=2, euler_steps=2)
+    assert task.batch_of(3, 0)["tokens"].shape == (4, 4)
     samples = task.samples(task.model(0), 0)
     assert samples.score != samples.score  # there is no measure of what it shows
     assert len(samples.captions) == 2
     assert torch.isfinite(task.loss(task.model(0), task.held_out()))
-
-
-def test_other_pictures_under_the_same_name_are_told_apart(folder: Path) -> None:
-    before = describe(Folder(str(folder)))
-    Image.new("RGB", (40, 24), (1, 2, 3)).save(folder / "05.png")
+    before = describe(task.data)
+    Image.new("RGB", (40, 24), (1, 2, 3)).save(folder / "A picture, number 5" / "0.png")
     after = describe(Folder(str(folder)))
     assert before["digest"] != after["digest"]
     assert before["path"] == after["path"]
 
 
-def append(folder: Path, text: str) -> None:
-    with (folder / "metadata.jsonl").open("a") as file:
-        file.write(text)
-
-
-def truncate(folder: Path) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(folder / "03.png")
-    (folder / "03.png").write_bytes((folder / "03.png").read_bytes()[:4000])
-
-
-def lengthen(folder: Path) -> None:
-    metadata = folder / "metadata.jsonl"
-    metadata.write_text(metadata.read_text().replace("A picture, number 3", "word " * 40))
-
-
-SPOILT: dict[str, Callable[[Path], object]] = {
-    "metadata.jsonl cannot be read": lambda folder: shutil.move(folder / "metadata.jsonl", folder / "elsewhere"),
-    "it holds 0 images": lambda folder: [image.rename(image.with_suffix(".txt")) for image in folder.glob("*.png")],
-    r"extra.png is not named in metadata.jsonl \(1 of 25\)": lambda folder: Image.new("RGB", (8, 8)).save(folder / "extra.png"),
-    "03.png is named in metadata.jsonl, and there is no": lambda folder: shutil.move(folder / "03.png", folder / "elsewhere"),
-    "03.png.*cannot be decoded": truncate,
-    "03.png.*be decoded": lambda folder: (folder / "03.png").write_text("not an image"),
-    "line 25 of metadata.jsonl is not": lambda folder: append(folder, "{oops\n"),
-    "line 25 of metadata.jsonl is": lambda folder: append(folder, '{"file_name": "03.png", "text": " "}\n'),
-    "line 25 of metadata": lambda folder: append(folder, '{"file_name": "./03.png", "text": "b"}\n'),
-    "it has 40 words and a caption may have 32": lengthen,
-}
-
-
-@pytest.mark.parametrize("said", SPOILT)
-def test_mistakes_are_refused_before_training(folder: Path, said: str) -> None:
-    SPOILT[said](folder)
-    with pytest.raises(BadInput, match=said) as caught:
-        TextToImage(Folder(str(folder)))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("path", ["", "nowhere/to/be/found"])
-def test_no_folder_is_refused(path: str) -> None:
-    with pytest.raises(BadInput, match="name a folder of images"):
-        Folder(path)
+def test_what_cannot_be_used_is_refused_before_training(folder: Path) -> None:
+    for path in ("", "nowhere/to/be/found"):
+        with pytest.raises(BadInput, match="name a folder with a subfolder of images for each caption"):
+            Folder(path)
+    with pytest.raises(BadInput, match="its subfolders hold 0 images"):
+        Folder(str(folder / "A picture, number 3"))
+    noise, image = (
+        np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8),
+        folder / "A picture, number 3" / "0.png",
+    )
+    Image.fromarray(noise).save(image)
+    for content in (image.read_bytes()[:4000], b"not an image"):
+        image.write_bytes(content)
+        with pytest.raises(BadInput, match="number 3/0.png.*cannot be decoded"):
+            TextToImage(Folder(str(folder)))
 
 
 @pytest.fixture
@@ -146,9 +109,5 @@ def test_a_file_that_changes_is_told_apart(text: Path) -> None:
         before.held_out(1, 5)
 
 
-def test_frequent_words_come_first_and_a_caption_is_never_cut_off() -> None:
-    words = Vocabulary.of(["A red fox, a dog.", "a red cat"], 8)
-    assert words.words == ("a", "red", "cat", "dog", "fox")
-    assert words.encode(["a cat barks"]).tolist() == [[2, 4, UNKNOWN, NULL, NULL, NULL, NULL, NULL]]
-    with pytest.raises(BadInput, match="it has 3 words and a caption may have 2"):
-        Vocabulary(("a",), 2).encode(["a a a"])
+def test_words_are_numbered_behind_those_that_are_none() -> None:
+    assert Vocabulary(("a", "cat"), 4).encode(["A cat.", "a dog"]).tolist() == [[2, 3, NULL, NULL], [2, UNKNOWN, NULL, NULL]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -24,12 +23,10 @@ SMALL: dict[str, Any] = {"steps": 37, "batch": 4, "warmup": 1, "depth": 1, "widt
 
 def pictures(folder: Path) -> Folder:
     """13 pictures of one colour each: a run of 37 steps of 4 ends within a pass."""
-    lines = []
     for number in range(13):
-        Image.new("RGB", (8, 8), (10 * number, 0, 255)).save(folder / f"{number:02}.png")
-        lines.append(json.dumps({"file_name": f"{number:02}.png", "text": f"picture {number}"}))
-    (folder / "metadata.jsonl").write_text("\n".join(lines))
-    return Folder(str(folder), words=4)
+        (folder / f"picture {number}").mkdir()
+        Image.new("RGB", (8, 8), (10 * number, 0, 255)).save(folder / f"picture {number}" / "0.png")
+    return Folder(str(folder))
 
 
 @pytest.fixture(params=["toy", "scenes", "imagefolder", "text", "a file of text"])

@@ -1,39 +1,84 @@
-"""Several implementations of attention computed beside the one that a model runs on, from the same q, k, v and dO.
-
-Golden et al. 2024, section V: "each time attention is called, compute both".
-"""
+"""Contexts that look on while a model runs: `shadow` compares implementations of attention, `capture` keeps its tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.deviation.metrics import compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.results.files import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import ForwardAlone, Onward, Recorder, Variant, trainable
+from numdev.training.attend import ForwardAlone, Interception, Variant, callers, trainable
 from numdev.training.call import Arguments, Call
 
 Heads = Mapping[str, list[Sample]]
 Inputs = tuple[Tensor, ...]
+Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
 _GRADIENTS = ("dq", "dk", "dv")
 _MODEL = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
+_WHOLE = "model"  # the name of a model that calls attention itself, and of what runs outside of it
+
+
+class Recorder(Interception):
+    """A context that answers calls and knows in which step and in which module of a model each is made.
+
+    Entering it again after a call begins the next step. Leaving it warns as leaving `attend` does.
+    """
+
+    _hint = ""  # of the warning
+
+    def __init__(self, model: nn.Module | None, read_masks: bool) -> None:
+        super().__init__(read_masks)
+        self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
+        self._entered: list[ExitStack] = []
+        self._step = self._calls = 0
+
+    def __enter__(self: Kind) -> Kind:
+        if self._calls:
+            self.step()
+        self._entered.append(ExitStack())
+        self._entered[-1].enter_context(self.active())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._entered.pop().close()
+        if kind is None:
+            self._write()
+            self.seen.warn(type(self).__name__, self._hint)
+
+    def step(self, number: int | None = None) -> None:
+        """Write what is kept of this step; the calls that follow are of the next one, or of the one that is given."""
+        self._write()
+        self._step, self._calls = self._step + 1 if number is None else number, 0
+
+    def _write(self) -> None:
+        """Write what is kept of a step."""
+
+    def _call(self) -> tuple[int, str]:
+        """Number of a call in its step, from 0, and name of the innermost module of the model that makes it, or ''."""
+        self._calls += 1
+        return self._calls - 1, next((self._names[module] for module in callers(nn.Module) if module in self._names), "")
 
 
 class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
     """A context in which a model runs on `reference` while every variant is computed beside it on the same q, k and v.
 
+    As Golden et al. 2024, section V, have it: "each time attention is called, compute both".
     In the backward pass the same dO is given to every variant. Each result is compared, head by head, with golden (exact in FP64,
     of the q, k, v and dO that the model has: total error), with golden of the inputs as the subject rounds them (arithmetic
     error), and with the reference. A variant of the forward pass alone is compared forward alone.
@@ -85,8 +130,8 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
             raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
         write_atomically(Path(path), pack("shadow", self.rows))
 
-    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
-        """See `numdev.training.attend.Interception`."""
+    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+        """See `Interception`."""
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
         beside = _Beside(self, call, {"step": self._step, "call": number, "layer": layer})
@@ -172,3 +217,104 @@ class _Shadowed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
         return *ctx.beside.backward(do), None
+
+
+class capture(Recorder):  # noqa: N801  # a context that is called as `attend` is
+    """A context in which the inputs of a model's attention are kept: one file `step<number>.safetensors` for each chosen step.
+
+    The model computes what it computes without. A file holds `<layer>.q`, `.k` and `.v`, as attention takes them (after rotary
+    embeddings and autocast), and `<layer>.do`, the gradient of its output, where a backward pass reached it. Its metadata note
+    the mask and the scale of each layer, under which `problem=captured` measures it; a mask on a GPU is read, for which the host
+    waits. Within `attend` or `shadow`, enter `capture` last.
+
+        >>> with nd.capture(model, "captured", layers=["blocks.0.attn"], steps=[0, 1000]) as captured:
+        ...     for batch in batches:
+        ...         train(batch)
+        ...         captured.step()
+
+    Args:
+        model: whose modules name the layers. A module that calls attention again in a step is another layer, `<name>#1`.
+        folder: is made where it does not exist; a file of the same step is replaced, whole or not at all.
+        layers: names of modules as `model.named_modules()` has them, or numbers of calls within a step; None is all.
+        steps: which to keep, counted from 0; None is all. `step()` begins the next; so does entering again after a call.
+
+    Attributes:
+        paths: of the files written, by step.
+        seen: what became of the calls; every one that went on to the attention it was meant for counts.
+
+    Raises:
+        BadInput: for a layer that the model does not have, or that called no attention in a step; at the end of that step.
+        StoreError: where a file cannot be written.
+    """
+
+    _hint = "; enter capture after attend or shadow"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        folder: Path | str,
+        *,
+        layers: Collection[str | int] | None = None,
+        steps: Collection[int] | None = None,
+    ) -> None:
+        super().__init__(model, read_masks=True)
+        self.paths: dict[int, Path] = {}
+        self._folder, self._chosen, self._layers = Path(folder), steps, None if layers is None else set(layers)
+        modules = [name for name in self._names.values() if name]
+        for layer in self._layers or ():
+            if isinstance(layer, str) and layer.split("#")[0] not in (*modules, _WHOLE):
+                raise BadInput("layers", layer, one_of(layer, modules))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._tensors: dict[str, Tensor] = {}
+        self._notes: dict[str, dict[str, Any]] = {}
+        self._called: dict[str, int] = {}
+
+    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+        """See `Interception`."""
+        number, module = self._call()
+        if self._chosen is not None and self._step not in self._chosen:
+            return onward()
+        name = module or _WHOLE
+        before = self._called[name] = self._called.get(name, -1) + 1
+        layer = f"{name}#{before}" if before else name
+        if self._layers is not None and not {layer, number} & self._layers:
+            return onward()
+        arguments = arguments.cast()
+        q, k, v = arguments.query, arguments.key, arguments.value
+        mask: dict[str, Any] | str
+        try:
+            call = Call.of(replace(arguments, dropout_p=0.0), self._reader)
+            q, k, v, mask = call.q, call.k, call.v, asdict(call.mask)
+        except NumdevError as error:  # the reason why no `Mask` states it
+            mask = str(error)
+        self._tensors |= {f"{layer}.{letter}": _kept(x) for letter, x in (("q", q), ("k", k), ("v", v))}
+        self._notes[layer] = {"call": number, "scale": arguments.scale, "mask": mask}
+        out = onward()
+        if out.requires_grad:
+            out.register_hook(lambda do, tensors=self._tensors: tensors.__setitem__(f"{layer}.do", _kept(do)))
+        return out
+
+    def _write(self) -> None:
+        """The file of this step, and nothing is kept of it any more."""
+        tensors, notes, called = self._tensors, self._notes, self._called
+        self._forget()
+        known = {*notes, *(note["call"] for note in notes.values())}
+        if called and (missing := [layer for layer in self._layers or () if layer not in known]):
+            raise BadInput("layers", missing[0], f"it called no attention in step {self._step}; {', '.join(called)} did")
+        if tensors:
+            texts = {"step": str(self._step)} | {layer: json.dumps(note) for layer, note in notes.items()}
+            path = self._folder / f"step{self._step:06d}.safetensors"
+            write_atomically(path, save({name: tensor.cpu() for name, tensor in tensors.items()}, texts))
+            self.paths[self._step] = path
+
+
+def _kept(x: Tensor) -> Tensor:
+    """A copy, whatever becomes of the tensor, in the shape that files have."""
+    if x.is_nested:
+        raise Unsupported("query", "it is a nested tensor, which no file of captured tensors holds; pad the sequences")
+    x = x.detach()
+    while x.ndim < 3:
+        x = x.unsqueeze(0)
+    return (x if x.ndim <= 4 else x.flatten(0, -4)).clone().contiguous()

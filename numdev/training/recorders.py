@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -305,6 +304,8 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
             raise BadInput("layers", missing[0], f"it called no attention in step {self._step}; {', '.join(called)} did")
         if tensors:
             texts = {"step": str(self._step)} | {layer: json.dumps(note) for layer, note in notes.items()}
+            from safetensors.torch import save  # late: this module is imported with the package
+
             path = self._folder / f"step{self._step:06d}.safetensors"
             write_atomically(path, save({name: tensor.cpu() for name, tensor in tensors.items()}, texts))
             self.paths[self._step] = path

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from numdev.attention.kernels.runtime import BackwardInputs, generation
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,7 +28,6 @@ from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed,
 from numdev.attention.base import Saved
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.launch import Kernel, Launch, Launches
-from numdev.attention.kernels.runtime import BackwardInputs, generation
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
@@ -88,8 +88,8 @@ class Problem:
     def parts(self, launches: Launches) -> dict[str, Call]:
         """Each of our kernels alone."""
         request = portable.BackwardRequest(RUNS.precision, RUNS.recompute, launches)
-        inputs = BackwardInputs(*self.inputs, self.saved.out, self.saved.lse)
-        call = portable.BackwardCall(request, inputs, self.mask, inputs.q.shape[-1] ** -0.5, torch.bfloat16)
+        inputs = portable.Inputs(*self.inputs, self.saved.out, self.saved.lse)
+        call = portable.BackwardCall(request, inputs, self.mask, inputs.q.shape[-1] ** -0.5)
         return {"prepare": call.prepare, "dk_dv": call.dk_dv, "dq": call.dq}
 
 
@@ -117,7 +117,7 @@ def row(problem: Problem, label: str) -> dict[str, float]:
 
 
 def is_hopper() -> bool:
-    return generation(torch.device("cuda")) == "sm_90"
+    return device_of(torch.device("cuda")).generation == "sm_90"
 
 
 def show_parts(problem: Problem, label: str) -> None:

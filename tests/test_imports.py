@@ -137,7 +137,7 @@ def test_implementations_of_attention_never_import_each_other() -> None:
     assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
-HOST = ("kernels", "hopper", "launch", "order", "runtime")
+HOST = ("kernels", "hopper", "launch", "order")
 KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] not in HOST]
 # By library, or module of numdev: who may import it, and who may do so when it is itself imported.
 ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

@@ -20,21 +20,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.formats import FP16, FP32
+from numdev.arithmetic.formats import FP16, FP32, Format
 from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.accepts import TILING
 from numdev.attention.base import Gradients, Output, Saved, check_backward_shapes, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.kernels.launch import Launch, choose_backward, with_stages
-from numdev.attention.kernels.runtime import BackwardInputs, check_scale, device_of, require, triton_version
+from numdev.attention.kernels.launch import (
+    LARGE,
+    Launch,
+    check_scale,
+    choose_backward,
+    device_of,
+    require,
+    shared_bytes,
+    triton_version,
+)
 from numdev.attention.mask import Mask
 from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
-from numdev.attention.path import Path, chosen, differentiates, multiplies_unseen
+from numdev.attention.path import unsuited
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import ScaleOn
 from numdev.attention.tiling import KernelLaunch
 from numdev.errors import BadInput, Unsupported
 
-INSTRUMENTED = "numdev instrumented"
 # Tensor operations take about a millisecond to launch for each tile of keys. With fewer tiles, ten replicates do not repay the
 # seconds in which a kernel is compiled for a policy (`benchmarks/choice.py`), unless a tile has so many scores that they decide.
 _FEWEST_TILES, _MOST_SCORES = 128, 1 << 31
@@ -72,22 +80,23 @@ class Instrumented(OverTiles):
         require(q.device)
         from numdev.attention.kernels import portable
 
-        factor, launch = self._factor(q, scale), self._launch(q)
+        factor, device, stored = _factor(self.precision, q, scale), device_of(q.device), _stored(self.storage)
+        launch = Launch(0, 0, 4, 2).with_sides(self.tiling.br, self.tiling.bc, LARGE)
+        launch = launch.with_stages(lambda each: device.holds(shared_bytes(each, stored, q.shape[-1])))
         settings = self.precision, self.tiling, self.softmax
         request = portable.Request(*settings, exactly=True, warps=launch.warps, stages=launch.stages)
         if self.softmax.scale_on is ScaleOn.QUERIES:
             log_scale = self.softmax.log_scale
             q, factor = self.precision.scale_queries(q.float(), factor * log_scale), 1.0 / log_scale
-        out, lse = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
-        used = KernelLaunch(INSTRUMENTED, launch.br, launch.bc, launch.warps, launch.stages, self.tiling.splits)
-        return Output(self.precision.output.apply_(out), lse, launch=used)
+        out, lse, used = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
+        return Output(out, lse, launch=used)
 
     def refusal(self, q: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> str | None:
         """Why the kernel does not take a run, in its own words; None where it does, unless a tile does not fit into the GPU."""
         from numdev.attention.kernels import portable
 
         try:
-            factor = self._factor(q, scale)
+            factor = _factor(self.precision, q, scale)
             portable.check_dims(q, v)
             request = portable.Request(self.precision, self.tiling, self.softmax, exactly=True)
             portable.code(request, mask, q.shape[-1], factor * self.softmax.log_scale)
@@ -95,15 +104,17 @@ class Instrumented(OverTiles):
             return str(error)
         return None
 
-    def _factor(self, q: Tensor, scale: float | None) -> float:
-        if self.precision.carrier is not torch.float32:
-            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use attention=tiled")
-        return check_scale(softmax_scale(q, scale))
 
-    def _launch(self, q: Tensor) -> Launch:
-        """Four warps hold a tile of 64 x 64 in registers, and eight a larger one; as many stages as fit, up to two."""
-        br, bc, stored = self.tiling.br, self.tiling.bc, FP32 if self.storage == torch.float32 else FP16
-        return with_stages(Launch(br, bc, 8 if br * bc > 64 * 64 else 4, 2), stored, q.shape[-1], device_of(q.device))
+def _factor(precision: Precision | BackwardPrecision, q: Tensor, scale: float | None, instead: str = "attention=tiled") -> float:
+    """The scale of the scores, for a policy and a scale that kernels have."""
+    if precision.carrier is not torch.float32:
+        raise Unsupported("precision", f"kernels compute in FP32, and a step of this policy needs FP64; use {instead}")
+    return check_scale(softmax_scale(q, scale))
+
+
+def _stored(storage: torch.dtype) -> Format:
+    """A format as wide as those that a tile holds in memory."""
+    return FP32 if storage == torch.float32 else FP16
 
 
 def kernel_refusal(
@@ -112,23 +123,15 @@ def kernel_refusal(
     """Why a run of `Tiled` goes without the kernel; None where the kernel takes it. `count` is as that of `Tiled`."""
     if not is_on_gpu(q):
         return "it is not on a GPU"
-    if chosen() is Path.TENSORS:
-        return "tensor operations were asked for"
     if count is not None:
         return "its events are to be counted, or it is an emulation, which goes by tensor operations without counters"
-    keys = k.shape[-2]
-    is_short = math.ceil(keys / kernel.tiling.bc) < _FEWEST_TILES and q[..., 0].numel() * keys < _MOST_SCORES
-    if chosen() is Path.FASTEST and is_short:
-        return "it is too short to pay for compiling a kernel"
     if triton_version() == "none":
         return "Triton is not installed"
     if kernel.precision.is_random:
         return "a step rounds stochastically"
-    if (refusal := kernel.refusal(q, v, mask, scale)) is not None:
-        return refusal
-    if differentiates(q, k, v):
-        return "torch is to differentiate it"
-    return "a key that is not seen may hold a value that is not finite" if multiplies_unseen(v, mask) else None
+    keys = k.shape[-2]
+    is_short = math.ceil(keys / kernel.tiling.bc) < _FEWEST_TILES and q[..., 0].numel() * keys < _MOST_SCORES
+    return unsuited((q, k, v), (v,), mask, is_short=is_short) or kernel.refusal(q, v, mask, scale)
 
 
 def is_on_gpu(x: Tensor) -> bool:
@@ -173,19 +176,14 @@ class InstrumentedBackward(GradientsOverTiles):
         """
         check_backward_shapes(q, k, v, do, mask, saved)
         require(q.device)
-        if self.precision.carrier is not torch.float32:
-            raise Unsupported("precision", "kernels compute in FP32, and a step of this policy needs FP64; use backward=tiled")
+        factor = _factor(self.precision, q, scale, "backward=tiled")
         TILING.check(self.tiling, "the kernel", "backward=tiled")
-        factor = check_scale(softmax_scale(q, scale))
         from numdev.attention.kernels import portable
 
-        stored = FP32 if self.storage == torch.float32 else FP16
-        launches = choose_backward(stored, q.shape[-1], mask, device_of(q.device), self.tiling.br, self.tiling.bc)
+        stored, device = _stored(self.storage), device_of(q.device)
+        launches = choose_backward(stored, q.shape[-1], mask, device, self.tiling.br, self.tiling.bc)
         request = portable.BackwardRequest(self.precision, self.recompute, launches, self.tiling.order, exactly=True)
         q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        inputs = BackwardInputs(q, k, v, do, saved.out.float(), saved.lse.float().contiguous())
-        *gradients, delta = portable.BackwardCall(request, inputs, mask, factor).run()
-        dq, dk, dv = (self.precision.output.apply_(gradient) for gradient in gradients)
-        launch = launches.keys
-        used = KernelLaunch("numdev instrumented backward", launch.br, launch.bc, launch.warps, launch.stages)
-        return Gradients(dq, dk, dv, delta, launch=used)
+        inputs = portable.Inputs(q, k, v, do, saved.out.float(), saved.lse.float().contiguous())
+        gradients, launch = portable.BackwardCall(request, inputs, mask, factor).run()
+        return Gradients(*gradients, launch=launch)

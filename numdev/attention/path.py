@@ -36,11 +36,21 @@ def by(path: Path) -> Iterator[None]:
         _path.reset(token)
 
 
-def differentiates(*tensors: Tensor) -> bool:
-    """Whether torch is to differentiate the result of these tensors, which it can through its own operations alone."""
-    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+def unsuited(tensors: tuple[Tensor, ...], multiplied: tuple[Tensor, ...], mask: Mask, *, is_short: bool) -> str | None:
+    """Why a run goes by tensor operations, whatever its settings are; None where compiled code may take it.
 
-
-def multiplies_unseen(v: Tensor, mask: Mask) -> bool:
-    """Whether a key that a row does not see may hold a value that is not finite, and 0 times it is NaN."""
-    return not mask.is_none and not bool(v.isfinite().all())
+    Args:
+        tensors: inputs, through which torch differentiates by its own operations alone.
+        multiplied: inputs that are multiplied by the zeros of what a row does not see: 0 times what is not finite is NaN.
+        mask: of the run.
+        is_short: whether compiling or loading code does not pay.
+    """
+    if chosen() is Path.TENSORS:
+        return "tensor operations were asked for"
+    if chosen() is Path.FASTEST and is_short:
+        return "it is too short to pay for compiling or loading code"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        return "torch is to differentiate it"
+    if not mask.is_none and not all(bool(x.isfinite().all()) for x in multiplied):
+        return "a row or key that is not seen may hold a value that is not finite"
+    return None

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.arithmetic.rounding import Cast
 from numdev.attention.accepted_settings import PRESET, RECOMPUTED, RECURRENCE, SIDES, AcceptedSettings
 from numdev.attention.base import (
     Attention,
@@ -26,24 +25,21 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import Backward
-from numdev.attention.kernels.hopper.launch import (
-    BACKWARD,
-    QUERIES,
-    backward_refusal,
-    hidden_queries,
-    keys_of_block,
-    refusal,
-)
+from numdev.attention.kernels.hopper.launch import BACKWARD, QUERIES, hidden_queries, keys_of_block, refusal
 from numdev.attention.kernels.hopper.order import TILE, group_of
-from numdev.attention.kernels.launch import ROWS, Kernel, Launch, Launches, choose, choose_backward, split_count
-from numdev.attention.kernels.runtime import (
-    BackwardInputs,
+from numdev.attention.kernels.launch import (
+    ROWS,
+    Device,
+    Kernel,
+    Launch,
+    Launches,
     check_scale,
+    choose,
+    choose_backward,
     device_of,
-    generation,
     held_dtype,
-    multiprocessors,
     require,
+    split_count,
 )
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
@@ -187,45 +183,34 @@ class Triton(Attention):
         """
         check_shapes(q, k, v, mask)
         require(q.device)
-        scale = check_scale(softmax_scale(q, scale))
+        factor = check_scale(softmax_scale(q, scale))
         if self.softmax.scale_on is ScaleOn.QUERIES:
             raise Unsupported("softmax.scale_on", "our kernels scale the scores; give scores, or attention=tiled")
-        if self.products is Products.TF32 and self.fmt != FP32:
+        if self.is_tf32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"only products of fp32 can be in tf32, not {self.fmt.name}; give ieee")
         q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         kv_heads = k.shape[1]
         if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:
-            return self._attend(q, k, v, mask, scale)
+            out, lse, launch = self._attend(q, k, v, mask, factor)
+            return Output(out, lse, launch=launch)
         # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
         rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
-        packed = self._attend(rows, k, v, replace(mask, causal=False), scale)
-        assert packed.lse is not None
-        return Output(packed.out.flatten(1, 2).unsqueeze(2), packed.lse.flatten(1, 2).unsqueeze(2), launch=packed.launch)
+        out, lse, launch = self._attend(rows, k, v, replace(mask, causal=False), factor)
+        return Output(out.flatten(1, 2).unsqueeze(2), lse.flatten(1, 2).unsqueeze(2), launch=launch)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Output:
-        launch = _forward_launch(self, q.shape[-1], q.shape[2], mask, q.device)
-        splits = self.splits or 1
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor, KernelLaunch]:
+        device, splits = device_of(q.device), self.splits or 1
+        launch = _launch(self, q.shape[-1], q.shape[2], mask, device)
         if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
-            splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, multiprocessors(q.device))
-        reason = _no_hopper(self.kernel, q.device)
-        if reason is None and self.kernel is Kernel.AUTO and splits > 1:
-            reason = "the portable kernel splits the keys, and fills the GPU so"
-        if reason is None and (reason := refusal(q, k, v, mask, self)) is None:
+            splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, device.multiprocessors)
+        fills = self.kernel is Kernel.AUTO and splits > 1  # the portable kernel splits the keys, and fills the GPU so
+        if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
 
-            out, lse, used = host.forward(q, k, v, mask, scale, self.br)
-            return Output(out, lse, launch=used)
-        if self.kernel is Kernel.HOPPER:
-            raise Unsupported("attention.kernel", f"the Hopper kernel cannot run this: {reason}")
-        return self._portable(q, k, v, mask, scale, launch, splits)
-
-    def _portable(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, launch: Launch, splits: int) -> Output:
+            return host.forward(q, k, v, mask, scale, self.br)
         from numdev.attention.kernels import portable
 
-        request = _request(self, launch, splits)
-        out, lse = portable.run(request, q, k, v, mask, scale, held_dtype(self.format))
-        used = KernelLaunch("numdev portable", launch.br, launch.bc, launch.warps, launch.stages, splits)
-        return Output(_in_format(out, self.precision.output), lse, launch=used)
+        return portable.run(_request(self, launch, splits), q, k, v, mask, scale)
 
 
 _PRODUCTS = "backward.products"
@@ -335,30 +320,20 @@ class TritonBackward(Backward):
             raise Unsupported(
                 "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
             )
-        factor = check_scale(softmax_scale(q, scale))
+        factor, device = check_scale(softmax_scale(q, scale)), device_of(q.device)
         q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        inputs = BackwardInputs(q, k, v, do, saved.out, saved.lse.float().contiguous())
-        reason = _no_hopper(self.kernel, q.device) or backward_refusal(q, k, v, do, mask, self, multiprocessors(q.device))
-        if reason is None:
-            from numdev.attention.kernels.hopper import host
-
-            (dq, dk, dv, delta), used = host.gradients(inputs, mask, factor)
-            return Gradients(dq, dk, dv, delta, launch=used)
-        if self.kernel is Kernel.HOPPER:
-            raise Unsupported("backward.kernel", f"the Hopper kernel cannot run this: {reason}")
-        return self._portable(inputs, mask, factor)
-
-    def _portable(self, inputs: BackwardInputs, mask: Mask, factor: float) -> Gradients:
         from numdev.attention.kernels import portable
 
-        launches = self.launches(inputs.q.shape[-1], mask, inputs.q.device)
-        order = self.order or Order.FORWARD
-        request = _backward_request(self.fmt, self.recompute, launches, order, self.tf32)
-        *gradients, delta = portable.BackwardCall(request, inputs, mask, factor, self.storage).run()
-        dq, dk, dv = (_in_format(x, self.precision.output) for x in gradients)
-        keys, rows = launches.keys, launches.rows
-        used = KernelLaunch("numdev portable backward", keys.br, rows.bc, keys.warps, keys.stages)
-        return Gradients(dq, dk, dv, delta, launch=used)
+        inputs = portable.Inputs(q, k, v, do, saved.out, saved.lse.float().contiguous())
+        if _hopper_runs(self, mask, device, q=q, k=k, v=v, do=do):
+            from numdev.attention.kernels.hopper import host
+
+            gradients, launch = host.gradients(inputs, mask, factor)
+        else:
+            launches = self.launches(q.shape[-1], mask, q.device)
+            request = _backward_request(self.fmt, self.recompute, launches, self.order or Order.FORWARD, self.tf32)
+            gradients, launch = portable.BackwardCall(request, inputs, mask, factor).run()
+        return Gradients(*gradients, launch=launch)
 
     def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both portable kernels."""
@@ -384,10 +359,26 @@ def _check(fmt: Format, formats: tuple[Format, ...], br: int | None, bc: int | N
     Tiling(64 if br is None else br, 64 if bc is None else bc, splits=splits)
 
 
+def _hopper_runs(settings: Triton | TritonBackward, mask: Mask, device: Device, **tensors: Tensor) -> bool:
+    """Whether the Hopper kernel runs a request, of the backward pass with the tensor `do`.
+
+    Raises:
+        Unsupported: where it was set and cannot.
+    """
+    if settings.kernel is Kernel.PORTABLE:
+        return False
+    reason: str | None = f"it needs a GPU of compute capability 9.0, and this is {device.generation}"
+    if device.generation == "sm_90":
+        reason = refusal(settings, mask, device.multiprocessors, **tensors)
+    if reason is not None and settings.kernel is Kernel.HOPPER:
+        field = "backward.kernel" if "do" in tensors else "attention.kernel"
+        raise Unsupported(field, f"the Hopper kernel cannot run this: {reason}")
+    return reason is None
+
+
 @lru_cache(maxsize=256)
-def _forward_launch(settings: Triton, head_dim: int, queries: int, mask: Mask, device: torch.device) -> Launch:
-    """That of the portable kernel."""
-    return choose(settings.fmt, head_dim, queries, mask, device_of(device), settings.br, settings.bc)
+def _launch(settings: Triton, head_dim: int, queries: int, mask: Mask, device: Device) -> Launch:
+    return choose(settings.fmt, head_dim, queries, mask, device, settings.br, settings.bc)
 
 
 @lru_cache(maxsize=256)
@@ -400,22 +391,7 @@ def _request(settings: Triton, launch: Launch, splits: int) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _backward_request(fmt: Format, recompute: Recompute, launches: Launches, order: Order, tf32: bool) -> Any:
+def _backward_request(fmt: Format, *settings: Any) -> Any:
     from numdev.attention.kernels import portable
 
-    return portable.BackwardRequest(BackwardPrecision.kernel(fmt), recompute, launches, order, tf32)
-
-
-def _no_hopper(kernel: Kernel, device: torch.device) -> str | None:
-    """Why no Hopper kernel runs on a device, whatever the request."""
-    if kernel is Kernel.PORTABLE:
-        return "kernel=portable was set"
-    name = generation(device)
-    return None if name == "sm_90" else f"it needs a GPU of compute capability 9.0, and this is {name}"
-
-
-def _in_format(x: Tensor, output: Cast) -> Tensor:
-    """`x` in the dtype of its format, rounded if the kernel has not done it."""
-    native = output.to.dtype
-    assert native is not None, "each of the formats has a dtype"
-    return x if x.dtype == native else output.apply_(x).to(native)
+    return portable.BackwardRequest(BackwardPrecision.kernel(fmt), *settings)

@@ -12,8 +12,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.launch import Launch, mask_name
-from numdev.attention.kernels.runtime import generation, held_dtype
+from numdev.attention.kernels.launch import Launch, device_of, mask_name
 from numdev.attention.mask import Mask
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
@@ -23,26 +22,12 @@ from numdev.measurement.speed.timing import Budget, timed
 
 _TOKENS, _WIDTH = 8192, 2048
 _BUDGET = Budget(0.1, 12, 50)
-
-
-# Br, Bc, warps, stages. FP32 operands take twice the room.
 _WIDE = (
-    (64, 32, 4, 3),
-    (64, 64, 4, 2),
-    (64, 64, 4, 3),
-    (64, 64, 8, 2),
-    (64, 128, 4, 2),
-    (128, 64, 4, 2),
-    (128, 64, 8, 2),
-    (128, 64, 8, 3),
-    (128, 128, 8, 2),
+    *(Launch(64, 32, 4, 3), Launch(64, 64, 4, 2), Launch(64, 64, 4, 3), Launch(64, 64, 8, 2), Launch(64, 128, 4, 2)),
+    *(Launch(128, 64, 4, 2), Launch(128, 64, 8, 2), Launch(128, 64, 8, 3), Launch(128, 128, 8, 2)),
 )
-_NARROW = ((32, 32, 4, 2), (64, 32, 4, 2), (64, 32, 8, 2), (64, 64, 4, 2), (128, 32, 8, 2))
-
-
-def candidates(fmt: Format) -> list[Launch]:
-    """The launches that are tried."""
-    return [Launch(*sizes) for sizes in (_NARROW if fmt == FP32 else _WIDE)]
+# FP32 operands take twice the room.
+_NARROW = (Launch(32, 32, 4, 2), Launch(64, 32, 4, 2), Launch(64, 32, 8, 2), Launch(64, 64, 4, 2), Launch(128, 32, 8, 2))
 
 
 @dataclass(frozen=True)
@@ -66,53 +51,61 @@ def tune(fmt: Format, head_dim: int, mask: Mask, n: int, progress: Callable[[str
     Raises:
         Unsupported: if none can be launched and is right.
     """
-    attend, device = Triton(fmt), torch.device("cuda")
-    best: tuple[float, Launch] | None = None
+    device, seconds = torch.device("cuda"), {}
     unlaunched = wrong = 0
-    for launch in candidates(fmt):
+    for launch in _NARROW if fmt == FP32 else _WIDE:
         progress(f"{fmt} d={head_dim} {mask_name(mask)} {launch.br}x{launch.bc}")
+        candidate = Candidate(Triton(fmt), launch, head_dim, mask, device)
         try:
-            if not is_right(attend, launch, head_dim, mask, device):
+            if candidate.is_right():
+                seconds[launch] = candidate.seconds(n)
+            else:
                 wrong += 1
-                continue
-            seconds = _seconds(attend, launch, head_dim, mask, n, device)
         except Exception:  # of the compiler or the driver
             unlaunched += 1
-            continue
-        if best is None or seconds < best[0]:
-            best = seconds, launch
-    if best is None:
+    if not seconds:
         tried = f"{unlaunched} could not be launched, {wrong} were wrong"
         raise Unsupported("head_dims", f"no candidate works for {fmt}, head_dim {head_dim}: {tried}")
-    row = {"format": fmt.name, "head_dim": head_dim, "mask": mask_name(mask), "generation": generation(device)}
-    return Tuned(row | vars(best[1]), unlaunched, wrong)
+    place = {"format": fmt.name, "head_dim": head_dim, "mask": mask_name(mask), "generation": device_of(device).generation}
+    return Tuned(place | vars(min(seconds, key=seconds.__getitem__)), unlaunched, wrong)
 
 
-def _request(attend: Triton, launch: Launch) -> portable.Request:
-    tiling = Tiling(launch.br, launch.bc)
-    return portable.Request(attend.precision, tiling, attend.softmax, warps=launch.warps, stages=launch.stages)
+@dataclass(frozen=True)
+class Candidate:
+    """A launch of a kernel."""
 
+    attend: Triton
+    launch: Launch
+    head_dim: int
+    mask: Mask
+    device: torch.device
 
-def _inputs(attend: Triton, heads: int, n: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    drawn = (torch.randn(1, heads, n, head_dim, device=device, dtype=torch.float64) for _ in range(3))
-    q, k, v = (t.to(attend.storage) for t in attend.round_inputs(*drawn))
-    return q, k, v
+    def is_right(self) -> bool:
+        """Whether the error is at most four times, in norm, that of the emulation with the same tile.
 
+        Both round in the same places. What is left is FP32's: other orders of its sums, and an exponential within 2 ulp on a GPU
+        (CUDA C++ programming guide, intrinsic functions) where torch's is within half of one or little more.
+        """
+        q, k, v = self._inputs(2, 300)
+        golden, tiled = Exact(), Tiled(self.attend.precision, self._tiling, self.attend.softmax, count=False)
+        exact, emulated = (attention(q, k, v, self.mask).out.double() for attention in (golden, tiled))
+        return bool((self._call(q, k, v)().double() - exact).norm() <= 4 * (emulated - exact).norm())
 
-def is_right(attend: Triton, launch: Launch, head_dim: int, mask: Mask, device: torch.device) -> bool:
-    """Whether the error of a candidate is at most four times, in norm, that of the emulation with its tile.
+    def seconds(self, n: int) -> float:
+        """Of one launch."""
+        inputs = self._inputs(_WIDTH // self.head_dim * max(1, _TOKENS // n), n)
+        return timed(self._call(*inputs), self.device, _BUDGET).latency
 
-    Both round in the same places. What is left is FP32's: other orders of its sums, and an exponential within 2 ulp on a GPU
-    (CUDA C++ programming guide, intrinsic functions) where torch's is within half of one or little more.
-    """
-    q, k, v = _inputs(attend, 2, 300, head_dim, device)
-    out, _ = portable.run(_request(attend, launch), q, k, v, mask, head_dim**-0.5, held_dtype(attend.format))
-    golden = Exact()(q, k, v, mask).out
-    emulated = Tiled(attend.precision, Tiling(launch.br, launch.bc), attend.softmax, count=False)(q, k, v, mask).out
-    return bool((out.double() - golden).norm() <= 4 * (emulated.double() - golden).norm())
+    @property
+    def _tiling(self) -> Tiling:
+        return Tiling(self.launch.br, self.launch.bc)
 
+    def _inputs(self, heads: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
+        drawn = (torch.randn(1, heads, n, self.head_dim, device=self.device, dtype=torch.float64) for _ in range(3))
+        q, k, v = (x.to(self.attend.storage) for x in self.attend.round_inputs(*drawn))
+        return q, k, v
 
-def _seconds(attend: Triton, launch: Launch, head_dim: int, mask: Mask, n: int, device: torch.device) -> float:
-    q, k, v = _inputs(attend, _WIDTH // head_dim * max(1, _TOKENS // n), n, head_dim, device)
-    request, out = _request(attend, launch), held_dtype(attend.format)
-    return timed(lambda: portable.run(request, q, k, v, mask, head_dim**-0.5, out), device, _BUDGET).latency
+    def _call(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
+        warps, stages = self.launch.warps, self.launch.stages
+        request = portable.Request(self.attend.precision, self._tiling, self.attend.softmax, warps=warps, stages=stages)
+        return lambda: portable.run(request, q, k, v, self.mask, self.head_dim**-0.5)[0]

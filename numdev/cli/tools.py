@@ -195,7 +195,6 @@ def _tune(settings: Namespace) -> int:
     if not torch.cuda.is_available():
         raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
     from numdev.attention.kernels import launch
-    from numdev.attention.kernels.runtime import triton_version
     from numdev.attention.tuning import tune
     from numdev.cli.progress import ERRORS, output
     from numdev.results.files import write_atomically
@@ -205,7 +204,7 @@ def _tune(settings: Namespace) -> int:
     origin = {
         "command": " ".join(["numdev tune", *stated]),
         "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton_version()},
+        "versions": {"torch": torch.__version__, "triton": launch.triton_version()},
     }
     entries = launch.read(path)["entries"] if path.is_file() else []
     with ERRORS.status("tuning") as status:

@@ -28,7 +28,7 @@ from numdev.attention.compiled.rules import COMPILED
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.hopper import launch as hopper_launch
+from numdev.attention.kernels.hopper.launch import refusal as hopper_refusal
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
@@ -283,11 +283,12 @@ def error_of(call: Callable[[], object]) -> str | None:
 
 
 def hopper(settings: Triton, mask: Mask) -> str | None:
-    return hopper_launch.refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 3, mask, settings)
+    return hopper_refusal(settings, mask, 132, **dict.fromkeys("qkv", torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)))
 
 
 def hopper_backward(settings: TritonBackward, mask: Mask) -> str | None:
-    return hopper_launch.backward_refusal(*[torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)] * 4, mask, settings, 132)
+    tensors = dict.fromkeys(("q", "k", "v", "do"), torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16))
+    return hopper_refusal(settings, mask, 132, **tensors)
 
 
 PATHS: list[tuple[Callable[..., str | None], dict[str, Any]]] = [

@@ -10,7 +10,7 @@ import torch
 import numdev as nd
 from numdev.attention import instrumented
 from numdev.attention.emulation import emulation_of
-from numdev.attention.instrumented import INSTRUMENTED, Instrumented, kernel_refusal
+from numdev.attention.instrumented import Instrumented, kernel_refusal
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
@@ -23,6 +23,7 @@ from numdev.errors import Unsupported
 from tests.cases import draw, on
 
 BF16 = Precision.parse("bf16")
+INSTRUMENTED = "numdev instrumented"
 PLAIN, PLAIN_TILES = OnlineSoftmax(), Tiling()
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from numdev.arithmetic.formats import FP32, Specials
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
 from numdev.attention.accepts import BINARY, REPEATABLE
-from numdev.attention.kernels.runtime import interpreting
+from numdev.attention.kernels.launch import interpreting
 from numdev.errors import Unsupported
 
 INSTEAD = "the kernel", "the tiled emulation"

@@ -1,24 +1,33 @@
-"""Pinned launch settings of the portable kernels: the same request runs the same code in every process.
+"""Whether a kernel can run on a device and how: pinned launch settings of the portable kernels, and tables that launches read.
 
-The `br` of a tile decides the order in which dK and dV are summed, its `bc` that of O and dQ. The backward tiles of 16-bit
-formats are the largest that the compiler keeps in registers for compute capability 9.0 (`tests.compiled` shows it).
+The same request runs the same code in every process. The `br` of a tile decides the order in which dK and dV are summed, its `bc`
+that of O and dQ. The backward tiles of 16-bit formats are the largest that the compiler keeps in registers for compute capability
+9.0 (`tests.compiled` shows it). Triton is not imported here.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import math
-from collections.abc import Callable
+import os
+import threading
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+from cachetools import LRUCache
+from torch import Tensor
+
 from numdev.arithmetic.formats import Format
 from numdev.attention.mask import Mask
-from numdev.errors import BadInput
+from numdev.errors import BadInput, Unsupported
 
 TABLE = Path(__file__).resolve().parents[2] / "data" / "launch.json"
 
@@ -31,6 +40,74 @@ class Kernel(Enum):
     HOPPER = "hopper"
 
 
+def interpreting() -> bool:
+    """Whether Triton's interpreter runs the kernels, in NumPy on the CPU (`TRITON_INTERPRET=1`)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> str:
+    """The version of the installed package triton, or `none`."""
+    return importlib.metadata.version("triton") if importlib.util.find_spec("triton") else "none"
+
+
+def require(device: torch.device) -> None:
+    """Raise Unsupported, naming the hint, unless Triton kernels can run on `device`."""
+    if triton_version() == "none":
+        raise Unsupported("attention", "the package triton is not installed; pip install 'numdev[kernels]'")
+    if device.type != "cuda" and not interpreting():
+        mend = "use device=cuda, or TRITON_INTERPRET=1 to interpret them"
+        raise Unsupported("attention", f"Triton kernels need a CUDA device; {mend}")
+
+
+def check_scale(scale: float) -> float:
+    """Return the scale of the scores if kernels can apply it after the row maximum: `max(scale S) = scale max(S)` if positive.
+
+    Raises:
+        BadInput: unless it is positive and finite.
+    """
+    if not 0 < scale < float("inf"):
+        raise BadInput("problem.scale", scale, "give a positive finite factor, or null for 1/sqrt(head_dim)")
+    return scale
+
+
+def held_dtype(fmt: Format) -> torch.dtype:
+    """The dtype in which the fast kernels take and return tensors in a format of torch; FP32 where they are interpreted."""
+    dtype = torch.float32 if interpreting() else fmt.dtype
+    assert dtype is not None, "each of the formats has a dtype"
+    return dtype
+
+
+@dataclass(frozen=True)
+class Device:
+    """The properties of a device by which a launch is chosen.
+
+    Attributes:
+        generation: the compute capability, as the key of the table: `sm_90`; `interpreter` if the interpreter runs the kernels.
+        shared: bytes of shared memory that a program may have; None where nothing limits it.
+        multiprocessors: of a GPU; the interpreter runs one program at a time.
+    """
+
+    generation: str
+    shared: int | None = None
+    multiprocessors: int = 1
+
+    def holds(self, shared: int) -> bool:
+        """Whether a program may have so many bytes of shared memory."""
+        return self.shared is None or shared <= self.shared
+
+
+@lru_cache(maxsize=8)
+def device_of(device: torch.device) -> Device:
+    """The properties of a device. A GPU of AMD, for torch a CUDA device of capability (9, 0), is named by its architecture."""
+    if device.type != "cuda":
+        return Device("interpreter")
+    properties: Any = torch.cuda.get_device_properties(device)
+    compute = f"sm_{properties.major}{properties.minor}"
+    generation = compute if torch.version.hip is None else str(properties.gcnArchName)
+    return Device(generation, int(properties.shared_memory_per_block_optin), properties.multi_processor_count)
+
+
 @dataclass(frozen=True)
 class Launch:
     """A tile, warps of a program, and stages of the software pipeline."""
@@ -39,6 +116,24 @@ class Launch:
     bc: int
     warps: int
     stages: int
+
+    def with_sides(self, br: int | None, bc: int | None, large: int) -> Launch:
+        """The launch with sides that are set; a tile of more pairs than `large` needs the registers of eight warps."""
+        br, bc = br or self.br, bc or self.bc
+        return replace(self, br=br, bc=bc, warps=8 if br * bc > large else 4)
+
+    def with_stages(self, fits: Callable[[Launch], bool]) -> Launch:
+        """The launch with as many of its stages as fit, at least one."""
+        fewer = (replace(self, stages=stages) for stages in range(self.stages, 1, -1))
+        return next((each for each in fewer if fits(each)), replace(self, stages=1))
+
+
+@dataclass(frozen=True)
+class Launches:
+    """The launch of the kernel for dK and dV, which keeps a block of keys, and of that for dQ, which keeps a block of rows."""
+
+    keys: Launch
+    rows: Launch
 
 
 _PLACE = {"format", "head_dim", "mask", "generation"}
@@ -51,36 +146,28 @@ FEW_ROWS = tuple(Launch(16, bc, 4, stages) for bc, stages in ((128, 3), (64, 3),
 INTERPRETED = Launch(32, 32, 4, 1)
 ROWS = 16  # of a block that holds all queries of a head; with more queries, blocks of rows fill the GPU
 IDLE = 0.1  # share of the multiprocessors that may have no program
-
-
-@dataclass(frozen=True)
-class Device:
-    """The properties of a device by which a launch is chosen.
-
-    Attributes:
-        generation: the key of the table.
-        shared: bytes of shared memory that a program may have; None where nothing limits it.
-    """
-
-    generation: str
-    shared: int | None = None
+LARGE = 64 * 64  # pairs of a tile of a backward or instrumented kernel; a larger one needs the registers of eight warps
+_LARGE_FORWARD = 128 * 128 - 1
 
 
 def choose(
     fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
 ) -> Launch:
-    """The entry of the table for a request; `br` and `bc` replace its sides.
+    """The entry of the table for a forward request; `br` and `bc` replace its sides.
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
     requested one. If there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
     `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block of 16; and `INTERPRETED` without a GPU. With
     `br` or `bc`, the launch has as many stages as fit.
     """
+
+    def fits(launch: Launch) -> bool:
+        return device.holds(shared_bytes(launch, fmt, head_dim))
+
     preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
-        return next((launch for launch in preferred if fits(launch, fmt, head_dim, device)), preferred[-1])
-    launch = _with_sides(preferred[0], br, bc)
-    return with_stages(replace(launch, warps=8 if launch.br * launch.bc >= 128 * 128 else 4, stages=2), fmt, head_dim, device)
+        return next(filter(fits, preferred), preferred[-1])
+    return replace(preferred[0].with_sides(br, bc, _LARGE_FORWARD), stages=2).with_stages(fits)
 
 
 def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device) -> tuple[Launch, ...]:
@@ -96,13 +183,12 @@ def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Devi
 
 
 def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:
-    """An upper bound on the shared memory of a launch, from what the compiler keeps there.
+    """An upper bound on the shared memory of a forward launch, from what the compiler keeps there.
 
     Each stage holds a tile of K and one of V. In addition there are Q or P, whichever is larger, a maximum and a sum per row and
     warp, and for FP8 both tiles converted to FP16, in which they are multiplied.
     """
-    inner = max(16, 1 << (head_dim - 1).bit_length())
-    br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))
+    br, bc, inner = (block_side(length) for length in (launch.br, launch.bc, head_dim))
     stored = max(8, fmt.bits) // 8
     operand = max(2, stored)
     tiles = 2 * launch.stages * bc * inner * stored
@@ -110,20 +196,9 @@ def shared_bytes(launch: Launch, fmt: Format, head_dim: int) -> int:
     return tiles + converted + max(br * inner * operand, br * bc * 4) + 4 * br * launch.warps
 
 
-def fits(launch: Launch, fmt: Format, head_dim: int, device: Device) -> bool:
-    """Whether a launch fits into the shared memory of a device."""
-    return device.shared is None or shared_bytes(launch, fmt, head_dim) <= device.shared
-
-
-def _with_stages(launch: Launch, fits: Callable[[Launch], bool]) -> Launch:
-    """The launch with as many of its stages as fit, at least one."""
-    fewer = (replace(launch, stages=stages) for stages in range(launch.stages, 1, -1))
-    return next((each for each in fewer if fits(each)), replace(launch, stages=1))
-
-
-def with_stages(launch: Launch, fmt: Format, head_dim: int, device: Device) -> Launch:
-    """The launch with as many of its stages as fit the forward kernel, at least one."""
-    return _with_stages(launch, lambda each: fits(each, fmt, head_dim, device))
+def block_side(length: int) -> int:
+    """A side of a block in registers: a power of two."""
+    return max(16, 1 << (length - 1).bit_length())
 
 
 def mask_name(mask: Mask) -> str:
@@ -173,14 +248,6 @@ def split_count(blocks: int, keys: int, bc: int, multiprocessors: int) -> int:
     return max(1, min(splits, math.ceil(keys / bc)))
 
 
-@dataclass(frozen=True)
-class Launches:
-    """The launch of the kernel for dK and dV, which keeps a block of keys, and of that for dQ, which keeps a block of rows."""
-
-    keys: Launch
-    rows: Launch
-
-
 # By the largest head_dim.
 _NARROW = {
     64: Launches(Launch(32, 128, 8, 2), Launch(128, 64, 8, 3)),
@@ -193,13 +260,12 @@ _WIDE = {
     256: Launches(Launch(16, 32, 8, 1), Launch(32, 16, 8, 1)),
 }
 _UNMASKED = Launch(64, 128, 8, 2)  # of dK and dV up to d = 64, where no tile needs the registers of a mask
-_LARGE = 64 * 64  # pairs of a tile; a larger one needs the registers of eight warps
 
 
 def choose_backward(
     fmt: Format, head_dim: int, mask: Mask, device: Device, br: int | None = None, bc: int | None = None
 ) -> Launches:
-    """The launches for a request; `br` and `bc` replace the sides of both kernels.
+    """The launches for a backward request; `br` and `bc` replace the sides of both kernels.
 
     A launch that does not fit into the shared memory of the device gets fewer stages; if that is not enough, the longer side of
     its tile is halved until it fits, but not one that was replaced.
@@ -210,38 +276,71 @@ def choose_backward(
         launches = table[min(dim for dim in table if dim >= min(head_dim, max(table)))]
         if table is _NARROW and head_dim <= 64 and mask.is_none:
             launches = replace(launches, keys=_UNMASKED)
-    keys, rows, keeps_sides = launches.keys, launches.rows, br is not None or bc is not None
-    if keeps_sides:
-        sided = (_with_sides(launch, br, bc) for launch in (keys, rows))
-        keys, rows = (replace(launch, warps=8 if launch.br * launch.bc > _LARGE else 4) for launch in sided)
-    return Launches(
-        _fitted(keys, fmt, head_dim, device, False, keeps_sides), _fitted(rows, fmt, head_dim, device, True, keeps_sides)
-    )
+
+    def fitted(launch: Launch, of_rows: bool) -> Launch:
+        def fits(each: Launch) -> bool:
+            return device.holds(backward_shared_bytes(each, fmt, head_dim, of_rows))
+
+        if br is not None or bc is not None:
+            return launch.with_sides(br, bc, LARGE).with_stages(fits)
+        launch = launch.with_stages(fits)
+        while not fits(launch) and max(launch.br, launch.bc) > 16:
+            longer = "br" if launch.br > launch.bc else "bc"
+            launch = replace(launch, **{longer: getattr(launch, longer) // 2})
+        return launch
+
+    return Launches(fitted(launches.keys, False), fitted(launches.rows, True))
 
 
 def backward_shared_bytes(launch: Launch, fmt: Format, head_dim: int, of_rows: bool) -> int:
-    """An upper bound on the shared memory of a kernel, from what the compiler keeps there.
+    """An upper bound on the shared memory of a backward kernel, from what the compiler keeps there.
 
     It holds two tiles for the whole loop (k and v, or q and do if the kernel is `of_rows`), two for each stage, two more while
     their layout is converted, and P and dS.
     """
-    inner = max(16, 1 << (head_dim - 1).bit_length())
-    br, bc = (max(16, 1 << (side - 1).bit_length()) for side in (launch.br, launch.bc))
+    br, bc, inner = (block_side(length) for length in (launch.br, launch.bc, head_dim))
     stored = 2 if fmt.bits <= 16 else 4
     resident, streamed = (br, bc) if of_rows else (bc, br)
     return 2 * (resident + (launch.stages + 1) * streamed) * inner * stored + br * bc * 4
 
 
-def _with_sides(launch: Launch, br: int | None, bc: int | None) -> Launch:
-    return replace(launch, br=launch.br if br is None else br, bc=launch.bc if bc is None else bc)
+class Tables(LRUCache[tuple[Hashable, torch.device], Tensor]):
+    """Returns the same tensor for the same key, so that neither a launch nor the capture of a CUDA graph copies to the GPU.
+
+    A captured graph reads its tables at every replay, and does not signal its end: tables used by a capture are never evicted. Of
+    the others, the least recently used is evicted beyond the capacity, after every launch on its device: one may read it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
+        self._captured: dict[tuple[Hashable, torch.device], Tensor] = {}
+        self._lock = threading.Lock()
+
+    def popitem(self) -> tuple[tuple[Hashable, torch.device], Tensor]:
+        slot, table = super().popitem()
+        if slot[1].type == "cuda":
+            torch.cuda.synchronize(slot[1])
+        return slot, table
+
+    def of(self, key: Hashable, device: torch.device, make: Callable[[], Tensor]) -> Tensor:
+        """The table of a key on a device; `make` creates it on the CPU.
+
+        Raises:
+            Unsupported: for a table that is not on the GPU yet while a CUDA graph is captured.
+        """
+        slot = key, device
+        capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        with self._lock:
+            if slot in self._captured:
+                return self._captured[slot]
+            if slot not in self:
+                if capturing:
+                    why = "a CUDA graph cannot capture the copy of its tables to the GPU"
+                    raise Unsupported("attention", f"{why}; call it once with these shapes before the capture")
+                self[slot] = make().to(device)
+            if capturing:
+                self._captured[slot] = self[slot]
+            return self[slot]
 
 
-def _fitted(launch: Launch, fmt: Format, head_dim: int, device: Device, of_rows: bool, keeps_sides: bool) -> Launch:
-    def fits(each: Launch) -> bool:
-        return device.shared is None or backward_shared_bytes(each, fmt, head_dim, of_rows) <= device.shared
-
-    launch = _with_stages(launch, fits)
-    while not fits(launch) and not keeps_sides and max(launch.br, launch.bc) > 16:
-        longer = "br" if launch.br > launch.bc else "bc"
-        launch = replace(launch, **{longer: getattr(launch, longer) // 2})
-    return launch
+TABLES = Tables(256)

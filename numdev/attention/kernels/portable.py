@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -23,13 +23,12 @@ from numdev.attention.accepts import ALL, Accepts, of
 from numdev.attention.kernels import backward, casts, forward
 from numdev.attention.kernels.casts import INSTEAD, Spec, spec
 from numdev.attention.kernels.forward import Sizes, Tile, View
-from numdev.attention.kernels.launch import Launch, Launches
-from numdev.attention.kernels.runtime import TABLES, BackwardInputs, BackwardOutputs, interpreting
+from numdev.attention.kernels.launch import TABLES, Launch, Launches, block_side, held_dtype, interpreting
 from numdev.attention.mask import Mask
 from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, Row, is_harmless
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import DeltaForm, Maximum, Normalise, OnlineSoftmax, Recompute, SumOver
-from numdev.attention.tiling import Order, Tiling
+from numdev.attention.tiling import KernelLaunch, Order, Tiling
 from numdev.errors import Unsupported
 
 _MOST_DIM = 256  # beyond this, and beyond such a side, a tile does not fit into registers
@@ -38,17 +37,31 @@ _COMBINED_ROWS = 4  # of a program, one for each of its warps
 _PREPARED_ROWS = 64  # of a program that prepares
 
 
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, delta
+
+
+class Inputs(NamedTuple):
+    """Tensors of the backward pass: `out` and `lse` are those of the forward pass, the LSE contiguous in FP32."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    out: Tensor
+    lse: Tensor
+
+
 @dataclass(frozen=True, eq=False)  # the cache of `code` finds it by identity: to hash a policy takes as long as to read it
 class Request:
     """Settings of the forward kernel.
 
     Attributes:
-        precision: the policy; the caller rounds inputs and output.
+        precision: the policy; the caller rounds the inputs.
         tiling: Br, Bc, order (forward or reverse) and splits.
         softmax: the recurrence.
         tf32: whether FP32 operands are multiplied as TF32.
-        exactly: whether every operation is rounded by itself; otherwise the compiler may fuse a product with the sum that
-            follows, and `S - m` of the largest score is not always 0.
+        exactly: whether every operation is rounded by itself, and the results are in FP32; otherwise the compiler may fuse a
+            product with the sum that follows, and `S - m` of the largest score is not always 0.
         warps, stages: launch settings.
     """
 
@@ -63,13 +76,17 @@ class Request:
     def __post_init__(self) -> None:
         _FORWARD.check(self, *INSTEAD)
 
+    @property
+    def launch(self) -> Launch:
+        return Launch(self.tiling.br, self.tiling.bc, self.warps, self.stages)
+
 
 @dataclass(frozen=True, eq=False)
 class BackwardRequest:
     """Settings of the backward kernels.
 
     Attributes:
-        precision: the policy; the caller rounds inputs, O and the gradients.
+        precision: the policy; the caller rounds the inputs and O.
         recompute: the form of delta, and the exponential.
         launches: the tiles of both kernels: `br` of the first is the number of queries in a tile of dK and dV, `bc` of the
             second the number of keys in a tile of dQ.
@@ -123,7 +140,7 @@ def code(request: Request, mask: Mask, dim: int, factor: float) -> forward.Code:
     each, scaled, local = soft.normalise is Normalise.EACH, soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
     # `alpha O + P V` is one accumulation where nothing is rounded between the two.
     plain = steps.values.kind == steps.accumulator.kind == casts.IDENTITY.value and steps.values.every == 0
-    tile = _tile(tiling.br, tiling.bc, dim, tiling.order, mask)._replace(ragged=_side(tiling.bc) != tiling.bc)
+    tile = _tile(tiling.br, tiling.bc, dim, tiling.order, mask)._replace(ragged=block_side(tiling.bc) != tiling.bc)
     binary, lazy = soft.exp.binary, soft.threshold > 0
     return forward.Code(tile, steps, binary, lazy, each, plain and not (each or scaled or local), scaled, local)
 
@@ -141,8 +158,12 @@ def backward_code(
     queries, keys, dim = shape
     launch = request.launches.rows if of_rows else request.launches.keys
     side = launch.bc if of_rows else launch.br  # of a tile of the loop
-    ragged, window = _side(side) != side, mask.window is not None
-    ends = (keys % _side(side) != 0 or mask.causal or mask.key_lengths is not None) if of_rows else queries % _side(side) != 0
+    ragged, window = block_side(side) != side, mask.window is not None
+    ends = (
+        (keys % block_side(side) != 0 or mask.causal or mask.key_lengths is not None)
+        if of_rows
+        else queries % block_side(side) != 0
+    )
     early, late = not ragged and (window or (mask.causal and not of_rows)), ragged or window or ends
     return backward.Code(
         tile=_tile(launch.br, launch.bc, dim, request.order, mask)._replace(ragged=ragged),
@@ -154,15 +175,9 @@ def backward_code(
     )
 
 
-def _side(length: int) -> int:
-    """A side of a block in registers."""
-    side: int = max(16, triton.next_power_of_2(length))
-    return side
-
-
 def _tile(br: int, bc: int, dim: int, order: Order, mask: Mask) -> Tile:
     limits = (mask.causal, mask.window is not None, mask.key_lengths is not None)
-    return Tile(_side(br), _side(bc), _side(dim), dim, order is Order.REVERSE, False, *limits)
+    return Tile(block_side(br), block_side(bc), block_side(dim), dim, order is Order.REVERSE, False, *limits)
 
 
 @lru_cache(maxsize=256)
@@ -228,23 +243,41 @@ def check_dims(q: Tensor, v: Tensor) -> None:
         raise Unsupported("problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {dim}")
 
 
-@contextmanager
-def _fitting(q: Tensor, launch: Launch) -> Iterator[None]:
+def _result_dtype(request: Request | BackwardRequest) -> torch.dtype:
+    return torch.float32 if request.exactly else held_dtype(request.precision.output.to)
+
+
+def _finished(request: Request | BackwardRequest, x: Tensor) -> Tensor:
+    """`x` rounded to the output's format, in its dtype, or in FP32 where operations are rounded one by one."""
+    output = request.precision.output
+    if request.exactly:
+        return output.apply_(x)
+    native = output.to.dtype
+    assert native is not None, "each of the formats has a dtype"
+    return x if x.dtype == native else output.apply_(x).to(native)
+
+
+def _run(kernel: Any, grid: tuple[int, ...], launch: Launch, q: Tensor, *arguments: Any, **options: Any) -> None:
     """Launch on the device of q; raise Unsupported if the tile does not fit."""
     with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
         try:
-            yield
+            kernel[grid](*arguments, **options)
         except OutOfResources as error:
             tile = f"a tile of {launch.br} x {launch.bc} at head_dim {q.shape[-1]} in {launch.stages} stages"
             why = f"{tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
             raise Unsupported("tiling", f"{why}; give a smaller tiling.br or tiling.bc") from None
 
 
+def _options(request: Request | BackwardRequest, launch: Launch) -> dict[str, Any]:
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not request.exactly}
+
+
 def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
-    return TABLES.get(values, device, lambda: torch.tensor(values, dtype=torch.int32))
+    return TABLES.of(values, device, lambda: torch.tensor(values, dtype=torch.int32))
 
 
-def _view(tensor: Tensor) -> View:
+def view(tensor: Tensor) -> View:
+    """A tensor in memory."""
     return View(tensor, *tensor.stride())
 
 
@@ -253,37 +286,27 @@ def _sizes(q: Tensor, k: Tensor, mask: Mask, launch: Launch) -> Sizes:
     return Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, launch.br, launch.bc)
 
 
-def run(
-    request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, out_dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor]:
-    """`out` before its cast to the output's format, in `out_dtype`; LSE `[..., queries]` in FP32.
+def run(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor, KernelLaunch]:
+    """`out` rounded to the output's format, LSE `[batch, heads, queries]` in FP32, and what ran.
 
     Raises:
         Unsupported: for a head_dim that the kernel does not have, and a tile that does not fit into shared memory.
     """
     check_dims(q, v)
-    tiling, soft, splits = request.tiling, request.softmax, request.tiling.splits
-    factor, launch = float(scale * soft.log_scale), Launch(tiling.br, tiling.bc, request.warps, request.stages)
-    out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else out_dtype, device=q.device)
+    launch, soft, splits = request.launch, request.softmax, request.tiling.splits
+    factor, dtype = float(scale * soft.log_scale), _result_dtype(request)
+    out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else dtype, device=q.device)
     lse = torch.empty(splits, *q.shape[:3], dtype=torch.float32, device=q.device)
-    grid = (triton.cdiv(q.shape[2], tiling.br), q.shape[0] * q.shape[1], splits)
-    with _fitting(q, launch):
-        forward.attention[grid](
-            _view(q),
-            _view(k),
-            _view(v),
-            out,
-            lse,
-            _numbers(mask.key_lengths or (0,), q.device),
-            _numbers(tuple(tiling.split_bounds(k.shape[2])), q.device),
-            forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale),
-            _sizes(q, k, mask, launch),
-            code(request, mask, q.shape[-1], factor),
-            num_warps=request.warps,
-            num_stages=request.stages,
-            enable_fp_fusion=not request.exactly,
-        )
-        return (out[0], lse[0]) if splits == 1 else combined(request, out, lse, out_dtype)
+    _run(
+        forward.attention, (triton.cdiv(q.shape[2], launch.br), q.shape[0] * q.shape[1], splits), launch, q,
+        view(q), view(k), view(v), out, lse, _numbers(mask.key_lengths or (0,), q.device),
+        _numbers(tuple(request.tiling.split_bounds(k.shape[2])), q.device),
+        forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale), _sizes(q, k, mask, launch),
+        code(request, mask, q.shape[-1], factor), **_options(request, launch),
+    )  # fmt: skip
+    out, lse = (out[0], lse[0]) if splits == 1 else combined(request, out, lse, dtype)
+    name = "numdev instrumented" if request.exactly else "numdev portable"
+    return _finished(request, out), lse, KernelLaunch(name, launch.br, launch.bc, launch.warps, launch.stages, splits)
 
 
 def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -291,9 +314,10 @@ def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dty
     (splits, *shape, dim), soft = parts.shape, request.softmax
     out = torch.empty(*shape, dim, dtype=dtype, device=parts.device)
     lse = torch.empty(*shape, dtype=torch.float32, device=parts.device)
-    forward.combine[(triton.cdiv(lse.numel(), _COMBINED_ROWS),)](
+    _run(
+        forward.combine, (triton.cdiv(lse.numel(), _COMBINED_ROWS),), request.launch, parts,
         parts, part_lse, out, lse, splits, lse.numel(),
-        dim, _side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits),
+        dim, block_side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits),
         _policy(request.precision, (1.0, soft.p_scale, soft.log_scale), request.tf32),
         num_warps=_COMBINED_ROWS, enable_fp_fusion=not request.exactly,
     )  # fmt: skip
@@ -301,37 +325,35 @@ def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dty
 
 
 class BackwardCall:
-    """One call with memory for its gradients, in `dtype`. `prepare`, `dq` and `dk_dv` launch its kernels, in this order.
+    """One call with memory for its gradients. `prepare`, `dq` and `dk_dv` launch its kernels, in this order.
 
     Raises:
         Unsupported: for a head_dim that the kernels do not have; from the launches, for a tile that does not fit into shared
             memory.
     """
 
-    def __init__(
-        self, request: BackwardRequest, inputs: BackwardInputs, mask: Mask, scale: float, dtype: torch.dtype = torch.float32
-    ) -> None:
+    def __init__(self, request: BackwardRequest, inputs: Inputs, mask: Mask, scale: float) -> None:
         q, k, v = inputs.q, inputs.k, inputs.v
         check_dims(q, v)
-        base, delta = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+        base, self.delta = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
         log = math.log2(math.e) if request.recompute.exponential.binary else 1.0
         self.request, self.inputs, self.mask = request, inputs, mask
-        dq, dk, dv = (torch.empty(x.shape, dtype=dtype, device=q.device) for x in (q, k, v))
-        self.outputs = BackwardOutputs(dq, dk, dv, delta)
-        self._saved = backward.Saved(base, delta)
+        self.gradients = [torch.empty(x.shape, dtype=_result_dtype(request), device=q.device) for x in (q, k, v)]
+        self._saved = backward.Saved(base, self.delta)
         self._factors = backward.Factors(float(scale * log), log, scale)
         self._lengths = _numbers(mask.key_lengths or (0,), q.device)
+        self._views = [view(x) for x in inputs[:4]]
 
     def prepare(self) -> None:
         """The LSE in the units of the exponent, and delta: in a second launch where it is of dP and P."""
         batch, heads, queries, _ = self.inputs.q.shape
         launch, constants = self.request.launches.rows, self._code(True)
-        with _fitting(self.inputs.q, launch):
-            backward.prepare[triton.cdiv(queries, _PREPARED_ROWS), batch * heads](
-                _view(self.inputs.out), _view(self.inputs.do), self.inputs.lse, self._saved, self._factors, self._sizes(launch),
-                constants._replace(tile=constants.tile._replace(br=_PREPARED_ROWS)),
-                num_warps=4, enable_fp_fusion=not self.request.exactly,
-            )  # fmt: skip
+        _run(
+            backward.prepare, (triton.cdiv(queries, _PREPARED_ROWS), batch * heads), launch, self.inputs.q,
+            view(self.inputs.out), self._views[3], self.inputs.lse, self._saved, self._factors, self._sizes(launch),
+            constants._replace(tile=constants.tile._replace(br=_PREPARED_ROWS)),
+            num_warps=4, enable_fp_fusion=not self.request.exactly,
+        )  # fmt: skip
         if constants.of_probabilities:
             self._walk(True)
 
@@ -342,30 +364,32 @@ class BackwardCall:
     def _walk(self, delta: bool) -> None:
         batch, heads, queries, _ = self.inputs.q.shape
         launch = self.request.launches.rows
-        with _fitting(self.inputs.q, launch):
-            backward.walk[triton.cdiv(queries, launch.br), batch * heads](
-                *map(_view, self.inputs[:4]), self.outputs.dq, self._saved, self._lengths, self._factors, self._sizes(launch),
-                delta, self._code(True),
-                num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=not self.request.exactly,
-            )  # fmt: skip
+        _run(
+            backward.walk, (triton.cdiv(queries, launch.br), batch * heads), launch, self.inputs.q,
+            *self._views, self.gradients[0], self._saved, self._lengths, self._factors, self._sizes(launch),
+            delta, self._code(True), **_options(self.request, launch),
+        )  # fmt: skip
 
     def dk_dv(self) -> None:
         """dK and dV."""
         batch, kv_heads, keys, _ = self.inputs.k.shape
         launch = self.request.launches.keys
-        with _fitting(self.inputs.q, launch):
-            backward.dk_dv[triton.cdiv(keys, launch.bc), batch * kv_heads](
-                *map(_view, self.inputs[:4]), self.outputs.dk, self.outputs.dv, self._saved, self._lengths, self._factors,
-                self._sizes(launch), self._code(False),
-                num_warps=launch.warps, num_stages=launch.stages, enable_fp_fusion=not self.request.exactly,
-            )  # fmt: skip
+        _run(
+            backward.dk_dv, (triton.cdiv(keys, launch.bc), batch * kv_heads), launch, self.inputs.q,
+            *self._views, *self.gradients[1:], self._saved, self._lengths, self._factors, self._sizes(launch),
+            self._code(False), **_options(self.request, launch),
+        )  # fmt: skip
 
-    def run(self) -> BackwardOutputs:
-        """The gradients: every element is written, whatever memory held before."""
+    def run(self) -> tuple[Gradients, KernelLaunch]:
+        """dQ, dK and dV rounded to the output's format, delta in FP32, and what ran; every element is written."""
         self.prepare()
         self.dq()
         self.dk_dv()
-        return self.outputs
+        keys, rows = self.request.launches.keys, self.request.launches.rows
+        name = "numdev instrumented backward" if self.request.exactly else "numdev portable backward"
+        launch = KernelLaunch(name, keys.br, rows.bc, keys.warps, keys.stages)
+        dq, dk, dv = (_finished(self.request, x) for x in self.gradients)
+        return (dq, dk, dv, self.delta), launch
 
     def _code(self, of_rows: bool) -> backward.Code:
         queries, dim = self.inputs.q.shape[2:]

@@ -1,4 +1,4 @@
-"""Launch settings of the portable kernels: what is chosen, that it fits, and the command that fills the table."""
+"""Launch settings of the portable kernels: what is chosen, that it fits, the command that fills the table; tables on a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +25,10 @@ from numdev.attention.kernels.launch import (
     SAFE_WIDE,
     Device,
     Launch,
+    Tables,
     backward_shared_bytes,
     choose,
     choose_backward,
-    fits,
     shared_bytes,
     split_count,
 )
@@ -35,12 +36,12 @@ from numdev.attention.mask import Mask
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
 from numdev.cli import tools
-from numdev.errors import BadInput
+from numdev.errors import BadInput, Unsupported
 from tests.cli.test_cli import Command, numdev
 
 __all__ = ["numdev"]  # the fixture
 
-CAUSAL = Mask(causal=True)
+CAUSAL, GPU = Mask(causal=True), torch.device("cuda", 0)
 H100, A100, CPU = Device("sm_90", 232448), Device("sm_80", 166912), Device("interpreter")
 SMALL = Device("sm_89", 101376)  # 99 KB: GeForce RTX 30 and 40, L4, L40
 
@@ -126,12 +127,8 @@ def test_the_shipped_table_is_whole() -> None:
         assert entry["command"].startswith("numdev tune")
         assert entry["device"]
         assert set(entry["versions"]) == {"torch", "triton"}
-        assert entry["br"] in (16, 32, 64, 128)
-        assert entry["bc"] in (16, 32, 64, 128)
-        assert entry["warps"] in (4, 8)
-        assert 1 <= entry["stages"] <= 4
         pinned = Launch(entry["br"], entry["bc"], entry["warps"], entry["stages"])
-        assert fits(pinned, Format.parse(entry["format"]), entry["head_dim"], H100), "the device that found it"
+        assert H100.holds(shared_bytes(pinned, Format.parse(entry["format"]), entry["head_dim"])), "the device that found it"
 
 
 @given(st.integers(1, 400), st.integers(1, 200_000), st.sampled_from([16, 64, 128]), st.integers(1, 200))
@@ -214,12 +211,12 @@ def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, mon
     run = portable.run
 
     def right(wrong: float) -> bool:
-        def scaled(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-            out, lse = run(*arguments)
-            return out * wrong, lse
+        def scaled(*arguments: Any) -> tuple[Any, ...]:
+            out, *rest = run(*arguments)
+            return out * wrong, *rest
 
         monkeypatch.setattr(portable, "run", scaled)
-        return tuning.is_right(Triton(fmt), INTERPRETED, 16, CAUSAL, torch.device(device))
+        return tuning.Candidate(Triton(fmt), INTERPRETED, 16, CAUSAL, torch.device(device)).is_right()
 
     assert right(1.0)
     assert not right(1.5)
@@ -233,8 +230,64 @@ def test_no_candidate_of_use_is_said_in_a_line(numdev: Command, table: Path, mon
     before = table.read_bytes()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(tuning, "is_right", lambda *arguments: False)
+    monkeypatch.setattr(tuning.Candidate, "is_right", lambda candidate: False)
     ran = numdev("tune", "formats=bf16", "head_dims=64", "masks=none")
     assert ran.code == 1
     assert "head_dims: no candidate works for bf16, head_dim 64: 0 could not be launched, 9 were wrong" in ran.err
     assert table.read_bytes() == before
+
+
+def test_a_gpu_of_amd_is_no_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch tells compute capability (9, 0) of a gfx90a."""
+    properties = {"gcnArchName": "gfx90a:sramecc+:xnack-", "major": 9, "minor": 0}
+    properties |= {"shared_memory_per_block_optin": 65536, "multi_processor_count": 104}
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(**properties))
+    assert launch.device_of.__wrapped__(torch.device("cuda")) == Device("gfx90a:sramecc+:xnack-", 65536, 104)
+
+
+class Stub:
+    """A table whose copy to the GPU is itself."""
+
+    def to(self, device: torch.device) -> Stub:
+        return self
+
+
+class TestTables:
+    """Tables on the GPU live as long as anything may read them."""
+
+    @pytest.fixture
+    def waited(self, monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+        devices: list[torch.device] = []
+        monkeypatch.setattr(torch.cuda, "synchronize", devices.append)
+        return devices
+
+    @pytest.fixture
+    def capturing(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+        state = [False]
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state[0])
+        return state
+
+    @pytest.mark.usefixtures("capturing")
+    def test_the_least_recently_used_goes_after_every_launch(self, waited: list[torch.device]) -> None:
+        tables: Any = Tables(2)
+        first, second = (tables.of(key, GPU, Stub) for key in "ab")
+        assert tables.of("a", GPU, Stub) is first
+        assert not waited
+        tables.of("c", GPU, Stub)
+        assert waited == [GPU]
+        assert tables.of("a", GPU, Stub) is first
+        assert tables.of("b", GPU, Stub) is not second
+
+    def test_a_table_that_a_capture_has_used_stays(self, capturing: list[bool], waited: list[torch.device]) -> None:
+        tables: Any = Tables(1)
+        first = tables.of("a", GPU, Stub)
+        capturing[0] = True
+        assert tables.of("a", GPU, Stub) is first
+        with pytest.raises(Unsupported, match="call it once with these shapes before the capture"):
+            tables.of("b", GPU, Stub)
+        capturing[0] = False
+        for key in range(20):
+            tables.of(key, GPU, Stub)
+        assert tables.of("a", GPU, Stub) is first
+        assert waited

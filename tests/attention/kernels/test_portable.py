@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from numdev.arithmetic.formats import FP16
 from numdev.arithmetic.rounding import Cast
@@ -14,7 +14,7 @@ from numdev.attention import triton as fast
 from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.launch import split_count
+from numdev.attention.kernels.launch import device_of, split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
@@ -33,7 +33,7 @@ SMALL = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE)
 def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(
     sizes: tuple[int, int, int, int, int, int], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(fast, "device_of", lambda device: replace(device_of(device), multiprocessors=8))
     inputs = on(device, SMALL.round_inputs(*draw(sizes)))
     own = SMALL(*inputs, Mask())
     splits = split_count(sizes[0] * sizes[2], sizes[4], 16, 8)
@@ -51,11 +51,11 @@ def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(
 def test_a_number_that_is_given_is_taken(splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen, run = [], portable.run
 
-    def spied(request: portable.Request, *rest: Any) -> tuple[Tensor, Tensor]:
+    def spied(request: portable.Request, *rest: Any) -> Any:
         seen.append(request.tiling.splits)
         return run(request, *rest)
 
-    monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(fast, "device_of", lambda device: replace(device_of(device), multiprocessors=8))
     monkeypatch.setattr(portable, "run", spied)
     Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE, splits=splits)(*on(device, draw((1, 2, 1, 1, 150, 16))), Mask())
     assert seen == [splits]
@@ -63,7 +63,7 @@ def test_a_number_that_is_given_is_taken(splits: int, device: str, monkeypatch: 
 
 @pytest.mark.parametrize("mask", [Mask(window=9), Mask()], ids=str)
 def test_many_queries_and_windows_are_not_split(mask: Mask, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "multiprocessors", lambda device: 8)
+    monkeypatch.setattr(fast, "device_of", lambda device: replace(device_of(device), multiprocessors=8))
     queries = 1 if mask.window else 17
     assert "splits" not in SMALL(*on(device, draw((1, 1, 1, queries, 150, 16))), mask).kernel
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from numdev.attention.kernels.forward import View
 from numdev.attention.kernels.hopper import backward
 from numdev.attention.kernels.hopper import forward as forward_kernel
 from numdev.attention.kernels.hopper.launch import (
@@ -29,7 +27,8 @@ from numdev.attention.kernels.hopper.launch import (
     schedule,
 )
 from numdev.attention.kernels.hopper.order import TILE, group_of
-from numdev.attention.kernels.runtime import TABLES, BackwardInputs, BackwardOutputs, multiprocessors
+from numdev.attention.kernels.launch import TABLES, device_of
+from numdev.attention.kernels.portable import Gradients, Inputs, view
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import KernelLaunch
 
@@ -64,8 +63,8 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int |
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
     lengths = mask.lengths(batch, keys)
-    work = Work(heads, group, queries, keys, br, mask.causal, lengths, multiprocessors(q.device), bc)
-    tiles = TABLES.get((work, head_dim), q.device, lambda: schedule(work, head_dim))  # [rounds, programs, 5]
+    work = Work(heads, group, queries, keys, br, mask.causal, lengths, device_of(q.device).multiprocessors, bc)
+    tiles = TABLES.of((work, head_dim), q.device, lambda: schedule(work, head_dim))  # [rounds, programs, 5]
     ragged = [length for length in lengths if length % bc or not length]
     masked = mask.causal or bool(ragged)
     padded = any(length < keys for length in ragged)
@@ -77,34 +76,27 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int |
     with torch.cuda.device(q.device):
         forward_kernel.attention[(tiles.shape[1],)](
             *(_descriptor(*side) for side in sides),
-            lse,
-            tiles,
-            scale * math.log2(math.e),
-            heads,
-            group,
-            queries,
-            keys - queries,
-            code,
+            lse, tiles, scale * math.log2(math.e), heads, group, queries, keys - queries, code,
             num_warps=4,
-        )
+        )  # fmt: skip
     return out, lse, KernelLaunch("numdev hopper", br, bc, stages=shape.stages)
 
 
-def gradients(inputs: BackwardInputs, mask: Mask, scale: float) -> tuple[BackwardOutputs, KernelLaunch]:
-    """Gradients in the dtype of q, delta in FP32, and what ran, for requests that `launch.backward_refusal` accepts."""
+def gradients(inputs: Inputs, mask: Mask, scale: float) -> tuple[Gradients, KernelLaunch]:
+    """dQ, dK and dV in the dtype of q, delta in FP32, and what ran, for requests that `launch.refusal` accepts."""
     q, k, v, do, out, lse = inputs
     hidden = hidden_queries(q.shape[2], k.shape[2], mask)
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    seeing = BackwardInputs(q[:, :, hidden:], k, v, do[:, :, hidden:], out[:, :, hidden:], lse[:, :, hidden:])
+    seeing = Inputs(q[:, :, hidden:], k, v, do[:, :, hidden:], out[:, :, hidden:], lse[:, :, hidden:])
     with torch.cuda.device(q.device):
         delta = _gradients(seeing, dq[:, :, hidden:], dk, dv, mask, scale)
     if hidden:
         dq[:, :, :hidden].zero_()
         delta = torch.nn.functional.pad(delta, (hidden, 0))
-    return BackwardOutputs(dq, dk, dv, delta), KernelLaunch(BACKWARD, QUERIES[q.shape[-1]], TILE, stages=STAGES)
+    return (dq, dk, dv, delta), KernelLaunch(BACKWARD, QUERIES[q.shape[-1]], TILE, stages=STAGES)
 
 
-def _gradients(inputs: BackwardInputs, dq: Tensor, dk: Tensor, dv: Tensor, mask: Mask, scale: float) -> Tensor:
+def _gradients(inputs: Inputs, dq: Tensor, dk: Tensor, dv: Tensor, mask: Mask, scale: float) -> Tensor:
     """Write the gradients and return delta. Every query sees a key, except in batch entries without keys.
 
     The second and the third kernel may start before their predecessor ends, and wait for what they read.
@@ -117,12 +109,12 @@ def _gradients(inputs: BackwardInputs, dq: Tensor, dk: Tensor, dv: Tensor, mask:
     lengths = mask.lengths(batch, keys)
     masked = any(length % TILE for length in lengths) or min(lengths) < keys
     padded = any(length % TILE and length < keys for length in lengths)
-    on_device = TABLES.get(lengths, device, lambda: torch.tensor(lengths, dtype=torch.int32))
+    on_device = TABLES.of(lengths, device, lambda: torch.tensor(lengths, dtype=torch.int32))
     lse2, delta = torch.empty(2, batch, heads, rows, dtype=torch.float32, device=device)
     turns = torch.empty(batch * heads * rows // ROWS, dtype=torch.int32, device=device)
     total = torch.empty(batch, heads, rows, dim, dtype=torch.float32, device=device)
     backward.preprocess[(turns.numel(),)](
-        _view(out), _view(do), _view(lse[..., None]), lse2, delta, turns, queries, rows, heads, dim, ROWS, ROWS, num_warps=4
+        view(out), view(do), view(lse[..., None]), lse2, delta, turns, queries, rows, heads, dim, ROWS, ROWS, num_warps=4
     )
     blocks = ((q, br, dim), (k, ROWS, dim), (v, ROWS, dim), (do, br, dim))
     code = backward.Code(br, dim, STAGES, _DTYPES[q.dtype], mask.causal, masked, padded, group > 1, REGISTERS)
@@ -138,7 +130,7 @@ def _gradients(inputs: BackwardInputs, dq: Tensor, dk: Tensor, dv: Tensor, mask:
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     backward.convert[(turns.numel(),)](
-        total, _view(dq), on_device, turns, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal,
+        total, view(dq), on_device, turns, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal,
         num_warps=4, launch_pdl=True,
     )  # fmt: skip
     return delta[..., :queries]
@@ -155,7 +147,3 @@ def _together(heads: int, tokens: int, head_dim: int) -> int:
     in_step = int(65536 / (head_dim * math.sqrt(tokens)))
     most = min(heads, max(in_step, heads_in_cache(tokens, head_dim)))
     return next(n for n in range(most, 0, -1) if heads % n == 0)
-
-
-def _view(tensor: Tensor) -> Any:
-    return View(tensor, *tensor.stride())

@@ -76,6 +76,8 @@ def is_unaligned(queries: int, keys: int) -> bool:
     return (keys - queries) % ROWS != 0
 
 
+_BINARY = Accepts(Exponential, binary=(True,))
+_MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
 # Of a `Triton`, whose products are of FP32 alone. Keys are visited from the last to the first; scores have a folded log2(e).
 _FORWARD = Accepts(
     object,
@@ -83,7 +85,7 @@ _FORWARD = Accepts(
     fmt=BINARY,
     order=(None, Order.REVERSE),
     splits=(None, 1),
-    softmax=Accepts(OnlineSoftmax, "softmax", exp=Accepts(Exponential, binary=(True,))),
+    softmax=Accepts(OnlineSoftmax, "softmax", exp=_BINARY),
     **of("br bc products kernel", ALL),
 )
 # Of a `TritonBackward`: tiles and their order are the kernel's own, and only products of FP32 can be in TF32.
@@ -91,57 +93,45 @@ _BACKWARD = Accepts(
     object,
     "tiling",
     fmt=BINARY,
-    recompute=RECOMPUTE.but(delta=(DeltaForm.OUTPUT,), exponential=Accepts(Exponential, binary=(True,))),
+    recompute=RECOMPUTE.but(delta=(DeltaForm.OUTPUT,), exponential=_BINARY),
     **of("forward tf32 kernel", ALL),
 )
-_MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
 
 
-def refusal(q: Tensor, k: Tensor, v: Tensor, mask: Mask, settings: Any) -> str | None:
-    """Why the forward kernel cannot run a request; None if it can. `settings` is a `numdev.Triton`."""
-    head_dim = q.shape[-1]
-    if (reason := _refusal((64, 128, 256), settings, q=q, k=k, v=v)) is not None:
-        return reason
-    if settings.bc not in (None, bc := keys_of_block(head_dim)):
-        return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
-    if (head_dim, settings.br or 128) not in SHAPES:
-        return f"its Br is 128, or 192 at d = 64, not {settings.br}"
-    refused = _FORWARD.refusal(settings) or _MASK.refusal(mask)
-    return misalignment(q=q, k=k, v=v) if refused is None else str(refused)
+def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> str | None:
+    """Why the Hopper kernels cannot run a request on so many multiprocessors; None if they can.
 
-
-def backward_refusal(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, settings: Any, processors: int) -> str | None:
-    """Why the backward kernel cannot run a request on so many multiprocessors; `settings` is a `TritonBackward`."""
-    if (reason := _refusal(tuple(QUERIES), settings, q=q, k=k, v=v, do=do)) is not None:
-        return reason
-    if (refused := _BACKWARD.refusal(settings) or _MASK.refusal(mask)) is not None:
-        return str(refused)
-    if (programs := waiting(q.shape[2], mask)) > processors:
-        return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"
-    return misalignment(q=q, k=k, v=v, do=do)
-
-
-def _refusal(dims: tuple[int, ...], settings: Any, **tensors: Tensor) -> str | None:
-    q, v = tensors["q"], tensors["v"]
-    head_dim = q.shape[-1]
+    `settings` is a `numdev.Triton`, or with the tensor `do` a `numdev.TritonBackward`; the tensors have their names.
+    """
+    q, v, backward = tensors["q"], tensors["v"], "do" in tensors
+    head_dim, dims = q.shape[-1], tuple(QUERIES) if backward else (64, 128, 256)
     if q.dtype not in (torch.bfloat16, torch.float16):
         return f"it takes fp16 and bf16, not {settings.fmt.name}"
     if head_dim not in dims:
-        *first, last = dims
-        return f"it takes head_dim {', '.join(map(str, first))} and {last}, not {head_dim}"
+        return f"it takes head_dim {', '.join(map(str, dims[:-1]))} and {dims[-1]}, not {head_dim}"
     if v.shape[-1] != head_dim:
         return f"it has one head_dim for q, k and v, and v has {v.shape[-1]}, q {head_dim}"
-    return next((f"{name} is {x.dtype} and q {q.dtype}" for name, x in tensors.items() if x.dtype != q.dtype), None)
+    for name, x in tensors.items():
+        if x.dtype != q.dtype:
+            return f"{name} is {x.dtype} and q {q.dtype}"
+    if not backward:
+        if settings.bc not in (None, bc := keys_of_block(head_dim)):
+            return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
+        if (head_dim, settings.br or 128) not in SHAPES:
+            return f"its Br is 128, or 192 at d = 64, not {settings.br}"
+    if (refused := (_BACKWARD if backward else _FORWARD).refusal(settings) or _MASK.refusal(mask)) is not None:
+        return str(refused)
+    if backward and (programs := waiting(q.shape[2], mask)) > processors:
+        return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"
+    unread = next((name for name, x in tensors.items() if not _is_aligned(x)), None)
+    return unread and f"the copy engine needs {unread} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
 
 
-def misalignment(**tensors: Tensor) -> str | None:
-    """The reason why the copy engine (TMA) cannot read one of these tensors, the first such one; None if it can read all."""
-    for name, tensor in tensors.items():
-        strides = [stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size > 1][:-1]
-        starts = all(s > 0 and s * tensor.element_size() % _ALIGNED == 0 for s in strides)
-        if tensor.stride(-1) != 1 or tensor.data_ptr() % _ALIGNED or not starts:
-            return f"the copy engine needs {name} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
-    return None
+def _is_aligned(x: Tensor) -> bool:
+    """Whether the copy engine (TMA) can read a tensor."""
+    strides = [stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1][:-1]
+    starts = all(s > 0 and s * x.element_size() % _ALIGNED == 0 for s in strides)
+    return x.stride(-1) == 1 and not x.data_ptr() % _ALIGNED and starts
 
 
 def heads_in_cache(tokens: int, head_dim: int) -> int:

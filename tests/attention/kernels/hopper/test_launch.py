@@ -16,7 +16,6 @@ from numdev.attention.kernels.hopper.launch import (
     QUERIES,
     SHAPES,
     Work,
-    backward_refusal,
     keys_of_block,
     pinned_br,
     refusal,
@@ -116,7 +115,8 @@ def reasons(inputs: Tensors, mask: Mask, changes: dict[str, Any]) -> tuple[str |
     forward, backward = (
         replace(each, **{name: value for name, value in changes.items() if hasattr(each, name)}) for each in settings
     )
-    return refusal(*inputs[:3], mask, forward), backward_refusal(*inputs, mask, backward, 132)
+    q, k, v, do = inputs
+    return refusal(forward, mask, 132, q=q, k=k, v=v), refusal(backward, mask, 132, q=q, k=k, v=v, do=do)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -126,7 +126,7 @@ def test_runs_what_it_is_made_for(dtype: torch.dtype) -> None:
     for mask in (Mask(), Mask(causal=True), Mask(key_lengths=(100,)), Mask(causal=True, key_lengths=(0,))):
         for dim in (64, 128):
             assert reasons(tensors(dtype, dim), mask, {"fmt": fmt}) == (None, None)
-        assert refusal(*tensors(dtype, 256)[:3], mask, Triton(fmt)) is None
+        assert reasons(tensors(dtype, 256), mask, {"fmt": fmt})[0] is None
     assert reasons(tensors(dtype), Mask(), {"fmt": fmt, "recompute": unrounded}) == (None, None)
 
 
@@ -186,7 +186,7 @@ def test_runs_only_where_all_that_wait_for_each_other_run_at_once(queries: int, 
     assert 1 <= needed <= RESIDENT
     assert needed == 1 or not causal, "under a causal limit a program waits for earlier ones alone"
     q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, queries, 64)
-    reason = backward_refusal(q, q, q, q, mask, BACKWARD, count)
+    reason = refusal(BACKWARD, mask, count, q=q, k=q, v=q, do=q)
     assert (f"{needed} of its programs wait for each other, and the GPU runs {count} at once" == reason) == (needed > count)
 
 

@@ -20,14 +20,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
-from numdev.attention.kernels.runtime import BackwardInputs, generation
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed, seconds_of_calls
 from numdev.attention.base import Saved
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.launch import Kernel, Launch, Launches
+from numdev.attention.kernels.launch import Kernel, Launch, Launches, device_of
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported

@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 NUMERICS := tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/arithmetic/test_quantise.py \
 	$(addprefix tests/attention/test_,precision.py softmax.py counters.py exact.py exact_backward.py naive.py naive_backward.py tiled.py tiled_backward.py)
 
-.PHONY: help setup paper training test numerics slow lint types check bench faults kill docs docs-serve clean
+.PHONY: help setup paper training test shapes numerics slow lint types check bench faults kill docs docs-serve clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -36,6 +36,10 @@ test: $(READY) ## run the tests
 slow: $(READY) ## run the slower tests: documentation, notebooks, wheels, launchers, registers of compiled kernels
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "slow and not exhaustive" $(ARGS)
 
+shapes: $(READY) ## run the tests of what computes, with types and shapes checked at each call
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --shapes -m "not slow and not exhaustive" \
+		tests/arithmetic tests/attention tests/measurement tests/training
+
 numerics: $(READY) ## run the tests of the arithmetic on other paths of the mathematics libraries
 	OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 --threads 2 \
 		-k "not without_bias and not every_step_matters and not expectation" $(NUMERICS)
@@ -47,7 +51,7 @@ lint: $(READY) ## check style
 types: $(READY) ## check types
 	$(BIN)/mypy
 
-check: lint types test slow numerics ## style, types and all tests, those of the arithmetic on other paths of the libraries too
+check: lint types test slow shapes numerics ## style, types and all tests, those of the arithmetic on other paths of the libraries too
 
 bench: $(READY) ## measure the speed of the instrument itself
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pychop>=0.6,<0.7'

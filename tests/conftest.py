@@ -1,4 +1,4 @@
-"""Shape and type annotations are enforced while the tests run, and every test starts from the same seed."""
+"""Every test starts from the same seed; `--shapes` enforces the annotations of what computes, shapes included."""
 
 from __future__ import annotations
 
@@ -11,34 +11,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from filelock import FileLock
 from hypothesis import Phase, settings
 from jaxtyping import install_import_hook
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in NumPy; Triton reads this when it is imported
 
-# All but what is compiled: Triton and numba compile the source of a function, and a checker wrapped around it has none.
-ROOT = Path(__file__).resolve().parent.parent / "numdev"
-
-
-def checked(folder: Path, package: str) -> list[str]:
-    """The modules and packages of a folder."""
-    return [f"{package}.{module.name}" for module in pkgutil.iter_modules([str(folder)])]
-
-
-# Results and what reads them hold no tensors, and are most of the calls of a test that measures and reports.
-NO_TENSORS = ("numdev.results", "numdev.report", "numdev.cli")
-
-COMPILED = ("numdev.attention.kernels", "numdev.attention.compiled")
-install_import_hook(
-    [name for name in checked(ROOT, "numdev") if name not in ("numdev.attention", "numdev.__main__", *NO_TENSORS)]
-    + [name for name in checked(ROOT / "attention", "numdev.attention") if name not in COMPILED]
-    + ["numdev.attention.compiled.rules", "numdev.attention.compiled.run"],
-    "beartype.beartype",
-)
-
 if TYPE_CHECKING:
     from numdev.results.store import Store
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILED = ("numdev.attention.kernels", "numdev.attention.compiled")  # Triton and numba compile sources, and a check has none
+
+
+def computing() -> list[str]:
+    """The packages and modules that work on tensors."""
+    attention = (f"numdev.attention.{module.name}" for module in pkgutil.iter_modules([str(ROOT / "numdev/attention")]))
+    return ["numdev.arithmetic", "numdev.measurement", "numdev.training", *(name for name in attention if name not in COMPILED)]
+
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=2000)
@@ -48,13 +39,16 @@ settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--threads", type=int, default=1, help="threads of torch in each worker")
+    parser.addoption("--shapes", action="store_true", help="check types and shapes at each call, which takes a third longer")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--shapes"):
+        install_import_hook(computing(), "beartype.beartype")
+        ignored = "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
+        config.addinivalue_line("filterwarnings", ignored)  # beartype picks the item of a tuple that it checks at random
     # One unless asked for: the tensors are small, and threads that wait for each other make the suite several times slower.
     torch.set_num_threads(config.getoption("--threads"))
-    ignored = "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
-    config.addinivalue_line("filterwarnings", ignored)  # beartype picks the item of a tuple that it checks at random
 
 
 @pytest.fixture(scope="session")
@@ -84,16 +78,21 @@ def _logging_restored() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of the toy results stay together, so that one worker alone measures them."""
+    """Tests of the toy results stay together, as what they read of them is kept by their worker."""
     for item in items:
         if "toy_results" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("toy_results"))
 
 
 @pytest.fixture(scope="session")
-def toy_results(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def toy_results(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Store:
     """Every study of the paper at toy size, measured once. Tests read it; those that change something copy it."""
-    from tests.toy_studies import measure_all  # numdev must not be imported before the hook above is in place
+    from numdev.results.store import Store
+    from tests.toy_studies import measure_all  # late: the hook above comes before numdev
 
-    path: Path = tmp_path_factory.mktemp("toy") / "results"
-    return measure_all(path)
+    own = tmp_path_factory.getbasetemp()
+    folder = own if worker_id == "master" else own.parent  # of all workers
+    with FileLock(folder / "toy.lock"):
+        if not (folder / "toy").is_dir():
+            measure_all(folder / "unfinished").path.rename(folder / "toy")
+    return Store(folder / "toy")

@@ -12,14 +12,14 @@ class NumdevError(Exception):
 
 
 class BadInput(NumdevError, ValueError):
-    """A value that cannot be used: `field` got `value`; `mend` says what to give instead."""
+    """A value that cannot be used: `field` got `value`; `hint` says what to give instead."""
 
-    def __init__(self, field: str, value: object, mend: str) -> None:
-        super().__init__(f"{field}: {value!r} cannot be used; {mend}")
-        self.field, self.value, self.mend = field, value, mend
+    def __init__(self, field: str, value: object, hint: str) -> None:
+        super().__init__(f"{field}: {value!r} cannot be used; {hint}")
+        self.field, self.value, self.hint = field, value, hint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.field, self.value, self.mend)  # so that it survives a launcher's worker process
+        return type(self), (self.field, self.value, self.hint)  # so that it survives a launcher's worker process
 
 
 class BadOutput(BadInput):

@@ -204,8 +204,8 @@ def make(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
         group, _, name = error.field.partition(".")
         if type(error) is not BadInput or error.field == f"{where}.{name}" or name.partition(".")[0] not in _fields(kind):
             raise
-        mend = error.mend.replace(f"{group}.", f"{where}.")  # it names the group that such objects are mostly in
-        raise BadInput(f"{where}.{name}", error.value, mend) from None
+        hint = error.hint.replace(f"{group}.", f"{where}.")  # it names the group that such objects are mostly in
+        raise BadInput(f"{where}.{name}", error.value, hint) from None
 
 
 def _converted_all(kind: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def converted(where: str, hint: Any, value: Any, text: str = "") -> Any:
     first = errors[0]
     if isinstance(first, NotAChoice):
         raise NotAChoice(where, value, first.known, text)
-    raise BadInput(where, value, f"{first.mend}: {text}" if text else first.mend)
+    raise BadInput(where, value, f"{first.hint}: {text}" if text else first.hint)
 
 
 def _as(where: str, kind: Any, value: Any) -> Any:
@@ -278,4 +278,4 @@ def named(field: str, parse: Callable[[str], T], text: str) -> T:
     try:
         return parse(text)
     except BadInput as error:
-        raise BadInput(field, text, error.mend) from None
+        raise BadInput(field, text, error.hint) from None

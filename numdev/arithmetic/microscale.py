@@ -50,8 +50,8 @@ class Microscaled:
         if self.block < 1:
             raise BadInput("microscaled.block", self.block, "give the number of elements per scale, at least 1")
         if self.element.overflow is not Overflow.SATURATE:
-            mend = f"elements saturate (OCP MX v1.0, section 6.3); write {self.element.to}:saturate"
-            raise BadInput("microscaled.element", str(self.element), mend)
+            hint = f"elements saturate (OCP MX v1.0, section 6.3); write {self.element.to}:saturate"
+            raise BadInput("microscaled.element", str(self.element), hint)
 
     @staticmethod
     def parse(text: str) -> Microscaled:
@@ -61,8 +61,8 @@ class Microscaled:
         element, _, rest = text.partition("/")
         block, _, scale = rest.partition("/")
         if not block.isdigit() or scale not in {member.value for member in BlockScale}:
-            mend = f"use one of {', '.join(MICROSCALED)}, or element/block/scale, such as e2m1finite/32/e8m0"
-            raise BadInput("microscaled", text, f"{mend}; scales are {', '.join(member.value for member in BlockScale)}")
+            hint = f"use one of {', '.join(MICROSCALED)}, or element/block/scale, such as e2m1finite/32/e8m0"
+            raise BadInput("microscaled", text, f"{hint}; scales are {', '.join(member.value for member in BlockScale)}")
         return Microscaled(Cast.parse(element), int(block), BlockScale(scale))
 
     @staticmethod

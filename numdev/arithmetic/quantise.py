@@ -96,8 +96,8 @@ class Quantised:
         if Scale.THREAD in (self.values_scale, self.scale if self.values is None else None):
             raise BadInput("precision.quantise.values_scale", "thread", "only q and k have it; give values another one")
         if self.smoothing_block is not None and not self.smoothing.of_q:
-            mend = "it is of q's mean; give smoothing q or qk"
-            raise BadInput("precision.quantise.smoothing_block", self.smoothing_block, mend)
+            hint = "it is of q's mean; give smoothing q or qk"
+            raise BadInput("precision.quantise.smoothing_block", self.smoothing_block, hint)
 
     @staticmethod
     def is_named_by(text: str) -> bool:

@@ -112,8 +112,8 @@ class Accepts:
     def check(self, value: Any, path: str, instead: str, setting: str = "") -> None:
         """Raise Unsupported, naming the setting, if `path` does not accept `value`; `instead` names what does."""
         if (refusal := self.refusal(value, setting)) is not None:
-            mend = f"{refusal.choices}, or {instead}" if refusal.choices else instead
-            raise Unsupported(refusal.setting, f"{path} does not implement {refusal.value}; give {mend}")
+            hint = f"{refusal.choices}, or {instead}" if refusal.choices else instead
+            raise Unsupported(refusal.setting, f"{path} does not implement {refusal.value}; give {hint}")
 
 
 def _default(field: Field[Any]) -> tuple[Any, ...]:

@@ -67,8 +67,8 @@ class Saved:
         """Raise BadInput unless the shapes are those that a forward pass on q and v gives."""
         for name, tensor, shape in (("out", self.out, (*q.shape[:-1], v.shape[-1])), ("lse", self.lse, q.shape[:-1])):
             if tensor.shape != shape:
-                mend = f"give {tuple(shape)}, as the forward pass on q, k and v does"
-                raise BadInput(f"saved.{name}", tuple(tensor.shape), mend)
+                hint = f"give {tuple(shape)}, as the forward pass on q, k and v does"
+                raise BadInput(f"saved.{name}", tuple(tensor.shape), hint)
 
 
 @dataclass(frozen=True)

@@ -87,15 +87,15 @@ class Captured:
         layers = self._layers()
         for one in layers.values():
             if len(one.q) * shape.kv_heads != len(one.k) * shape.heads:
-                mend = f"{self.path} has {len(one.k)} heads of k for {len(one.q)} of q; keep their ratio to problem.heads"
-                raise BadInput("problem.kv_heads", shape.kv_heads, mend)
+                hint = f"{self.path} has {len(one.k)} heads of k for {len(one.q)} of q; keep their ratio to problem.heads"
+                raise BadInput("problem.kv_heads", shape.kv_heads, hint)
             for name, tensor, where, tokens in (("q", one.q, "queries", shape.queries), ("k", one.k, "keys", shape.keys)):
                 if tensor.shape[-1] != shape.head_dim:
-                    mend = f"{name} of {self.path} has head_dim {tensor.shape[-1]}"
-                    raise BadInput("problem.head_dim", shape.head_dim, mend)
+                    hint = f"{name} of {self.path} has head_dim {tensor.shape[-1]}"
+                    raise BadInput("problem.head_dim", shape.head_dim, hint)
                 if tensor.shape[-2] < tokens:
-                    mend = f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that"
-                    raise BadInput(f"problem.{where}", tokens, mend)
+                    hint = f"{name} of {self.path} has {tensor.shape[-2]} tokens; give at most that"
+                    raise BadInput(f"problem.{where}", tokens, hint)
         name, place = self._place(shape, seed)
         layer = layers[name]
         return _heads(layer.q, place, shape.q), _heads(layer.k, place, shape.kv), _heads(layer.v, place, shape.kv)
@@ -111,15 +111,15 @@ class Captured:
         if len(without) == len(layers):
             return None
         if without:
-            mend = f"{without[0]} has no dO and other layers have; choose one with problem.source.layer, or capture dO of all"
-            raise BadInput(_FIELD, self.path, mend)
+            hint = f"{without[0]} has no dO and other layers have; choose one with problem.source.layer, or capture dO of all"
+            raise BadInput(_FIELD, self.path, hint)
         name, place = self._place(shape, seed)
         q, stored = layers[name].q, layers[name].do
         assert stored is not None
         do = _check(stored, self.path, f"{name}.do")
         if do.shape != q.shape:
-            mend = f"{name} has q {tuple(q.shape)} and do {tuple(do.shape)}; the two must agree"
-            raise BadInput(_FIELD, self.path, mend)
+            hint = f"{name} has q {tuple(q.shape)} and do {tuple(do.shape)}; the two must agree"
+            raise BadInput(_FIELD, self.path, hint)
         return _heads(do, place, shape.q)
 
     def mask(self, shape: Shape, **fields: Any) -> Mask:
@@ -134,8 +134,8 @@ class Captured:
         if unkept:
             name, reason = next(iter(unkept.items()))
             if "causal" not in fields:
-                mend = "state problem.causal=true or false to measure under that mask instead"
-                raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({reason}); {mend}")
+                hint = "state problem.causal=true or false to measure under that mask instead"
+                raise BadInput(_FIELD, self.path, f"the file could not keep the mask of {name} ({reason}); {hint}")
             return Mask(**fields)
         masks = {name: layer.mask for name, layer in layers.items()}
         own = {
@@ -146,15 +146,15 @@ class Captured:
         for name, layer in layers.items():
             ahead = layer.k.shape[-2] - layer.q.shape[-2]
             if any(own.values()) and shape.keys - shape.queries != ahead:
-                mend = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
-                raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {mend}")
+                hint = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
+                raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {hint}")
         if "key_lengths" not in fields:
             try:
                 lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
             except ValueError:
                 batch = max(len(mask.key_lengths or ()) for mask in masks.values())
-                mend = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
-                raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {mend}") from None
+                hint = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
+                raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {hint}") from None
             own["key_lengths"] = self._common("key_lengths", lengths)
         return Mask(**own | fields)
 
@@ -170,8 +170,8 @@ class Captured:
         """The value that all layers share."""
         if len(set(values.values())) > 1:
             each = ", ".join(f"{name} {value}" for name, value in values.items())
-            mend = f"choose one by problem.source.layer, or state problem.{field}"
-            raise BadInput(_FIELD, self.path, f"its layers differ in {field} ({each}); {mend}")
+            hint = f"choose one by problem.source.layer, or state problem.{field}"
+            raise BadInput(_FIELD, self.path, f"its layers differ in {field} ({each}); {hint}")
         return next(iter(values.values()))
 
     @property
@@ -204,8 +204,8 @@ class Captured:
         places = self._places(shape)
         if seed >= len(places):
             heads = ", ".join(f"{len(layer.q)} in {name}" for name, layer in self._layers().items())
-            mend = f"{self.path} has heads of q: {heads}; so {len(places)} replicates of {shape.batch * shape.heads}"
-            raise BadInput("seeds", seed + 1, f"{mend}; ask for fewer seeds or smaller problem.heads and problem.batch")
+            hint = f"{self.path} has heads of q: {heads}; so {len(places)} replicates of {shape.batch * shape.heads}"
+            raise BadInput("seeds", seed + 1, f"{hint}; ask for fewer seeds or smaller problem.heads and problem.batch")
         return places[seed]
 
 

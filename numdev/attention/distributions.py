@@ -77,9 +77,9 @@ class Drawn:
         """The drawn q and k, changed so that their scores under `scale` are those of the distribution."""
         return q, k
 
-    def _require(self, holds: bool, name: str, mend: str) -> None:
+    def _require(self, holds: bool, name: str, hint: str) -> None:
         if not holds:
-            raise BadInput(f"problem.source.{name}", getattr(self, name), f"{self.kind.value}: {mend}")
+            raise BadInput(f"problem.source.{name}", getattr(self, name), f"{self.kind.value}: {hint}")
 
 
 @dataclass(frozen=True)

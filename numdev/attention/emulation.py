@@ -56,8 +56,8 @@ class NaiveBaseline:
         if "out" in variant.formats:
             return Naive(self._policy(Precision, variant.format), self.normalise)
         if self.normalise is not Normalise.EACH:
-            mend = "with gradients, P is stored after the division; leave it out"
-            raise BadInput("baseline.normalise", self.normalise.value, mend)
+            hint = "with gradients, P is stored after the division; leave it out"
+            raise BadInput("baseline.normalise", self.normalise.value, hint)
         return NaiveBackward(self._policy(BackwardPrecision, variant.format), self._policy(Precision, variant.format))
 
     def _policy(self, kind: type[AnyPolicy], fmt: Format) -> AnyPolicy:
@@ -68,8 +68,8 @@ class NaiveBaseline:
         try:
             return kind.parse(self.precision)
         except BadInput as error:
-            mend = f"{error.mend}; or uniform, null; for none, baseline=none"
-            raise BadInput("baseline.precision", self.precision, mend) from None
+            hint = f"{error.hint}; or uniform, null; for none, baseline=none"
+            raise BadInput("baseline.precision", self.precision, hint) from None
 
 
 class ForwardPass(Enum):
@@ -112,11 +112,11 @@ class EmulationBaseline:
             except BadInput as error:
                 if error.field != "forward":
                     raise
-                mend = f"the forward pass has no emulation ({error}); give own"
-                raise BadInput("baseline.forward", self.forward.value, mend) from None
+                hint = f"the forward pass has no emulation ({error}); give own"
+                raise BadInput("baseline.forward", self.forward.value, hint) from None
         if not isinstance(variant, Attention):
-            mend = f"{type(variant).__name__} has no emulation; give baseline=eager, uniform or none"
-            raise NotHonoured("baseline", "emulation", mend)
+            hint = f"{type(variant).__name__} has no emulation; give baseline=eager, uniform or none"
+            raise NotHonoured("baseline", "emulation", hint)
         for name, value in (("forward", self.forward), ("query_order", self.query_order)):
             if value not in (ForwardPass.EMULATED, None):
                 raise NotHonoured(f"baseline.{name}", value.value, "only operation=attention_backward has it; leave it out")
@@ -163,8 +163,8 @@ def gradients_emulation_of(
         try:
             forward = emulation_of(attends, shape, mask)
         except BadInput as error:
-            mend = f"its emulation needs more settings: {error}; or give the forward pass"
-            raise BadInput("forward", type(attends).__name__.lower(), mend) from None
+            hint = f"its emulation needs more settings: {error}; or give the forward pass"
+            raise BadInput("forward", type(attends).__name__.lower(), hint) from None
     return TiledBackward(forward, known.precision, tiling, known.recompute, query_order, count=False, turns=known.turns)
 
 
@@ -173,6 +173,6 @@ def _chosen(variant: Implementation, known: KernelArithmetic[Any], **tiles: Any)
     chosen = {name: value or getattr(known, name) for name, value in tiles.items()}
     for name, value in chosen.items():
         if value is None:
-            mend = f"{known.why}, for {type(variant).__name__.lower()}; state what the emulation should use"
-            raise BadInput(f"{'baseline' if name == 'query_order' else 'tiling'}.{name}", None, mend)
+            hint = f"{known.why}, for {type(variant).__name__.lower()}; state what the emulation should use"
+            raise BadInput(f"{'baseline' if name == 'query_order' else 'tiling'}.{name}", None, hint)
     return chosen

@@ -105,7 +105,7 @@ class GradientsOverTiles(Backward):
         elif shape is not None:
             lengths["delta"] = shape.head_dim
         of_forward = [
-            NotHonoured(error.field.replace("precision.", "forward_precision."), error.value, error.mend)
+            NotHonoured(error.field.replace("precision.", "forward_precision."), error.value, error.hint)
             for error in self.forward.ineffective(shape)
         ]
         polynomial = self.recompute.exponential.ineffective(self.tiling.bc, "recompute")

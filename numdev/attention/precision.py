@@ -87,15 +87,15 @@ class Policy:
             try:
                 base = type(self).parse(preset)
             except BadInput as error:
-                raise BadInput("precision.preset", preset, error.mend) from None
+                raise BadInput("precision.preset", preset, error.hint) from None
             for name in lacking:
                 object.__setattr__(self, name, getattr(base, name))
 
     def _check(self) -> None:
         for cast in self.casts():
             if cast.to.precision >= 52 and cast != _FP64:
-                mend = "FP64 arithmetic can only round it as fp64 does, to nearest even; give fp64, or at most 50 mantissa bits"
-                raise BadInput("precision", str(cast), mend)
+                hint = "FP64 arithmetic can only round it as fp64 does, to nearest even; give fp64, or at most 50 mantissa bits"
+                raise BadInput("precision", str(cast), hint)
 
     @classmethod
     def throughout(cls: type[Kind], cast: Cast) -> Kind:
@@ -134,13 +134,13 @@ class Policy:
             policy: Kind = named[name]()
             return policy
         family, _, fmt = name.rpartition("_")
-        mend = f"use {', '.join(named)}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
+        hint = f"use {', '.join(named)}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
         if family not in ("", "uniform", "eager", "kernel"):
-            raise BadInput("precision", name, mend)
+            raise BadInput("precision", name, hint)
         try:
             return _of_family(cls, family, Format.parse(fmt))
         except BadInput:
-            raise BadInput("precision", name, mend) from None
+            raise BadInput("precision", name, hint) from None
 
     @classmethod
     @memoised
@@ -267,8 +267,8 @@ class Precision(Policy):
             object.__setattr__(self, "inputs", base.but(**quantise))
         self._check()
         if isinstance(self.probabilities, Microscaled) and self.probabilities.scale is BlockScale.E4M3_FP32:
-            mend = "it needs the largest P of all rows, which no tile has; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
-            raise BadInput("precision.probabilities", str(self.probabilities), mend)
+            hint = "it needs the largest P of all rows, which no tile has; give e2m1finite/16/e4m3 and softmax.p_scale=2688"
+            raise BadInput("precision.probabilities", str(self.probabilities), hint)
 
     @staticmethod
     def fp8(scale: Scale = Scale.BLOCK, hadamard: bool = True) -> Precision:

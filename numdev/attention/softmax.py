@@ -112,8 +112,8 @@ class Exponential:
             raise BadInput("softmax.exp_coefficients", coefficients, "it is a polynomial of 2^f; give softmax.exp=exp2")
         inside = all(0 <= column < self.period for column in self.columns)
         if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(coefficients)):
-            mend = f"give columns 0 to {self.period - 1} ascending, with a polynomial and only then"
-            raise BadInput("softmax.exp", str(self.columns), mend)
+            hint = f"give columns 0 to {self.period - 1} ascending, with a polynomial and only then"
+            raise BadInput("softmax.exp", str(self.columns), hint)
 
     @staticmethod
     def parse(name: str) -> Exponential:
@@ -133,8 +133,8 @@ class Exponential:
             raise BadInput("softmax.exp_coefficients", [], "give at least one number")
         fraction = Fraction(share).limit_denominator(_LONGEST_PERIOD) if math.isfinite(share) else Fraction(0)
         if not (0 < fraction <= 1 and abs(float(fraction) - share) < 1e-9):
-            mend = f"give a fraction above 0 and up to 1 whose denominator is at most {_LONGEST_PERIOD}, such as 0.25"
-            raise BadInput("softmax.exp_share", share, mend)
+            hint = f"give a fraction above 0 and up to 1 whose denominator is at most {_LONGEST_PERIOD}, such as 0.25"
+            raise BadInput("softmax.exp_share", share, hint)
         a, b = fraction.numerator, fraction.denominator
         return Exponential(True, coefficients, b, tuple(c for c in range(b) if (c + 1) * a // b > c * a // b))
 
@@ -142,14 +142,14 @@ class Exponential:
     def of(exp: Exponential | None, coefficients: tuple[float, ...] | None, share: float | None) -> Exponential:
         """The exponential that settings make: a named one, or the polynomial of the coefficients, in a share of the columns."""
         if coefficients is not None and exp not in (None, Exponential.EXP2):
-            mend = f"{exp} takes none; give softmax.exp=exp2 or null"
-            raise BadInput("softmax.exp_coefficients", list(coefficients), mend)
+            hint = f"{exp} takes none; give softmax.exp=exp2 or null"
+            raise BadInput("softmax.exp_coefficients", list(coefficients), hint)
         chosen = exp or Exponential.EXP
         if coefficients is None and share is None:
             return chosen
         if coefficients is None and not chosen.coefficients:
-            mend = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
-            raise BadInput("softmax.exp_share", share, mend)
+            hint = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
+            raise BadInput("softmax.exp_share", share, hint)
         return Exponential.polynomial(
             chosen.coefficients if coefficients is None else coefficients, 1.0 if share is None else share
         )

@@ -60,7 +60,7 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
         field = _place(request.raw, error.field)  # of what refers to another setting, as problem.queries to problem.n
         if type(error) is not BadInput or field == error.field:
             raise
-        raise BadInput(field, error.value, error.mend) from None
+        raise BadInput(field, error.value, error.hint) from None
 
 
 def _point(request: Request, config: Mapping[str, Any], scenario: str, labels: dict[str, Any]) -> StudyPoint:
@@ -274,4 +274,4 @@ def _without_effect(request: Request, variant: Any, problem: Any) -> Iterator[tu
 
 def _ineffective(made: Any, problem: Any) -> Iterator[tuple[str, str]]:
     for error in made.ineffective(getattr(problem, "shape", None)) if isinstance(made, Implementation) else ():
-        yield error.field, error.mend
+        yield error.field, error.hint

@@ -100,7 +100,7 @@ class _Claim:
                 raise BadInput("above", None, "give a number from which on the claim holds; or give below, or both")
         except BadInput as error:
             field = error.field if error.field.startswith(self.where) else f"{self.where}.{error.field}"
-            raise BadInput(field, error.value, error.mend) from None
+            raise BadInput(field, error.value, error.hint) from None
         return claim
 
     def _check_axis(self, claim: ClaimStatement, axis: str) -> None:

@@ -160,7 +160,7 @@ class Expander:
                 raise BadInput("plot", operation.name, hint)
             return claims, plot_of(plot, axes, metrics)
         except BadInput as error:
-            raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
+            raise BadInput(error.field, error.value, f"{error.hint} (study {name})") from None
 
     def _kept(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> dict[str, Statements]:
         """The scenarios that the command line does not make into others.
@@ -208,7 +208,7 @@ class Expander:
                     if place not in points:
                         points[place] = self._point(scenario, labels, entries, (fields["base"], _settings(own)))
             except BadInput as error:
-                raise BadInput(error.field, error.value, f"{error.mend} (study {name}, scenario {scenario})") from None
+                raise BadInput(error.field, error.value, f"{error.hint} (study {name}, scenario {scenario})") from None
         return tuple(points.values())
 
     def _axis(self, key: str, values: Any) -> list[Entry]:

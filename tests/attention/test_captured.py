@@ -46,11 +46,11 @@ def save(path: Path, tensors: Layers) -> str:
     return str(path)
 
 
-def refused(make: Callable[[], object], *, field: str = "problem.source.path", mend: str = "") -> None:
+def refused(make: Callable[[], object], *, field: str = "problem.source.path", hint: str = "") -> None:
     with pytest.raises(BadInput) as caught:
         make()
     assert caught.value.field == field
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
     assert "\n" not in str(caught.value)
 
 
@@ -92,7 +92,7 @@ def test_formats_and_layouts(tmp_path: Path, suffix: str, dtype: torch.dtype) ->
                 assert torch.equal(tensor, flat[f"{name}.{part}"][None, start : start + 2, :tokens].double())
         alone = Captured(source.path, "b").draw(shape, 1.0, 0)
         assert all(torch.equal(one, other) for one, other in zip(alone, source.draw(shape, 1.0, 1), strict=True))
-        refused(lambda path=source.path: Captured(path, "c"), field="problem.source.layer", mend="a, b")  # type: ignore[misc]
+        refused(lambda path=source.path: Captured(path, "c"), field="problem.source.layer", hint="a, b")  # type: ignore[misc]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 3), st.integers(1, 2))
@@ -123,9 +123,9 @@ def test_layers_of_different_length(tmp_path: Path) -> None:
     path = save(tmp_path / "x.pt", layers("a", tokens=4) | layers("b", tokens=6))
     q, _, _ = Captured(path).draw(Shape(heads=4, kv_heads=4, queries=4, keys=4, head_dim=3), 1.0, 1)
     assert torch.equal(q[0], torch.load(path)["b.q"][:, :4].double())
-    refused(lambda: Captured(path).draw(Shape(queries=5, keys=4, head_dim=3), 1.0, 0), field="problem.queries", mend="4 tokens")
+    refused(lambda: Captured(path).draw(Shape(queries=5, keys=4, head_dim=3), 1.0, 0), field="problem.queries", hint="4 tokens")
     path = save(tmp_path / "y.pt", layers("a", dim=3) | layers("b", dim=5))
-    refused(lambda: Captured(path).draw(Shape(queries=5, keys=4, head_dim=3), 1.0, 0), field="problem.head_dim", mend="5")
+    refused(lambda: Captured(path).draw(Shape(queries=5, keys=4, head_dim=3), 1.0, 0), field="problem.head_dim", hint="5")
 
 
 def with_do(tensors: Layers) -> Layers:
@@ -146,7 +146,7 @@ def test_grouped_heads_and_their_gradients_stay_with_their_keys(tmp_path: Path) 
         assert torch.equal(k[0], stored[f"{name}.k"][at : at + 1].double())
     for heads, kv_heads in ((1, 1), (2, 1), (8, 8)):
         other = Shape(heads=heads, kv_heads=kv_heads, queries=6, keys=6, head_dim=3)
-        refused(lambda shape=other: source.draw(shape, 1.0, 0), field="problem.kv_heads", mend="2 heads of k")  # type: ignore[misc]
+        refused(lambda shape=other: source.draw(shape, 1.0, 0), field="problem.kv_heads", hint="2 heads of k")  # type: ignore[misc]
     assert Captured().gradient(Shape(queries=4, keys=4, head_dim=32), 0) is None
 
 
@@ -154,7 +154,7 @@ HALF = Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=3)
 
 
 @pytest.mark.parametrize(
-    ("shape", "seed", "field", "mend"),
+    ("shape", "seed", "field", "hint"),
     [
         (Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=4), 0, "problem.head_dim", "head_dim 3"),
         (Shape(heads=2, kv_heads=2, queries=6, keys=7, head_dim=3), 0, "problem.keys", "6 tokens"),
@@ -162,17 +162,17 @@ HALF = Shape(heads=2, kv_heads=2, queries=6, keys=6, head_dim=3)
         (Shape(batch=5, queries=6, keys=6, head_dim=3), 0, "seeds", "4 in a; so 0 replicates of 5"),
     ],
 )
-def test_what_the_file_cannot_serve(tmp_path: Path, shape: Shape, seed: int, field: str, mend: str) -> None:
+def test_what_the_file_cannot_serve(tmp_path: Path, shape: Shape, seed: int, field: str, hint: str) -> None:
     source = Captured(save(tmp_path / "x.pt", layers("a")))
     assert source.draw(HALF, 1.0, 1)[0].shape == HALF.q
-    refused(lambda: Problem(source, shape).inputs(seed), field=field, mend=mend)
+    refused(lambda: Problem(source, shape).inputs(seed), field=field, hint=hint)
 
 
 def test_a_gradient_that_cannot_be_used(tmp_path: Path) -> None:
     """It is refused where it is asked for; q, k and v of the same file are served."""
     stored, shape = with_do(layers("a", "b")), Shape(queries=6, keys=6, head_dim=3)
     partial = {name: x for name, x in stored.items() if name != "b.do"}
-    for number, (changed, mend) in enumerate(
+    for number, (changed, hint) in enumerate(
         [
             (stored | {"a.do": stored["a.do"][:, :5]}, r"a has q (4, 6, 3) and do (4, 5, 3)"),
             (stored | {"a.do": stored["a.do"] / 0}, "a.do holds 72 NaN or infinite values"),
@@ -180,7 +180,7 @@ def test_a_gradient_that_cannot_be_used(tmp_path: Path) -> None:
         ]
     ):
         source = Captured(save(tmp_path / f"{number}.pt", changed))
-        refused(lambda source=source: source.gradient(shape, 0), mend=mend)  # type: ignore[misc]
+        refused(lambda source=source: source.gradient(shape, 0), hint=hint)  # type: ignore[misc]
         assert source.draw(shape, 1.0, 0)[0].shape == shape.q
     assert Captured(str(tmp_path / "2.pt"), "a").gradient(shape, 0) is not None
     assert Captured(str(tmp_path / "2.pt"), "b").gradient(shape, 0) is None
@@ -202,9 +202,9 @@ class Trap:
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_what_is_no_such_file_is_refused(tmp_path: Path, suffix: str) -> None:
     """None, of another suffix, garbage, cut short, of another format, or with objects that would run."""
-    refused(lambda: Captured(str(tmp_path / f"none{suffix}")), mend="no such file")
+    refused(lambda: Captured(str(tmp_path / f"none{suffix}")), hint="no such file")
     (tmp_path / f"x{suffix}.gz").write_bytes(b"")
-    refused(lambda: Captured(str(tmp_path / f"x{suffix}.gz")), mend=".safetensors, .pt, .npz")
+    refused(lambda: Captured(str(tmp_path / f"x{suffix}.gz")), hint=".safetensors, .pt, .npz")
     whole = {each: Path(save(tmp_path / f"whole{each}", layers("a", "b"))).read_bytes() for each in SUFFIXES}
     contents = GARBAGE + [data for each, data in whole.items() if each != suffix]
     contents += [whole[suffix][: len(whole[suffix]) * tenths // 10] for tenths in range(1, 10)]
@@ -216,12 +216,12 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, suffix: str) -> None:
     torch.save(layers("a") | {"trap": Trap(touched)}, tmp_path / "x.pt")
     np.savez(tmp_path / "x.npz", trap=np.array([Trap(touched)], dtype=object))
     for trap in (".pt", ".npz"):
-        refused(lambda trap=trap: Captured(str(tmp_path / f"x{trap}")), mend=f"could not be read as {trap}")  # type: ignore[misc]
+        refused(lambda trap=trap: Captured(str(tmp_path / f"x{trap}")), hint=f"could not be read as {trap}")  # type: ignore[misc]
     assert not touched.exists()
 
 
 @pytest.mark.parametrize(
-    ("change", "mend"),
+    ("change", "hint"),
     [
         (lambda t: [t["a.q"]], "dictionary of tensors"),
         (lambda t: {"a": t}, "dictionary of tensors"),
@@ -235,9 +235,9 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, suffix: str) -> None:
         (lambda t: t | {"a.q": t["a.q"] / 0}, "a.q holds 72 NaN or infinite values"),
     ],
 )
-def test_contents_that_cannot_be_used(tmp_path: Path, change: Callable[[Layers], object], mend: str) -> None:
+def test_contents_that_cannot_be_used(tmp_path: Path, change: Callable[[Layers], object], hint: str) -> None:
     torch.save(change(layers("a")), tmp_path / "x.pt")
-    refused(lambda: Captured(str(tmp_path / "x.pt")), mend=mend)
+    refused(lambda: Captured(str(tmp_path / "x.pt")), hint=hint)
 
 
 def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:
     assert torch.equal(new.draw(shape, 1.0, 0)[0], (layers("a")["a.q"] + 1)[None, :1].double())
     assert torch.equal(old.draw(shape, 1.0, 0)[0], first), "still in memory as it was"
     captured._load.cache_clear()
-    refused(lambda: old.draw(shape, 1.0, 0), mend="has changed")
+    refused(lambda: old.draw(shape, 1.0, 0), hint="has changed")
 
 
 SHAPE = Shape(queries=6, keys=6, head_dim=3)
@@ -286,15 +286,15 @@ def test_mask_and_scale_of_the_file_apply_unless_others_are_stated(tmp_path: Pat
         problem = Problem(noted(tmp_path / f"{number}.safetensors", a=note), SHAPE)
         assert (problem.mask, problem.scale) == (Mask(), None), "other metadata say nothing"
     lost = noted(tmp_path / "c.safetensors", a={"scale": 1, "mask": "it adds to the scores"})
-    refused(lambda: Problem(lost, SHAPE), mend="could not keep the mask of a (it adds to the scores); state problem.causal")
-    refused(lambda: noted(tmp_path / "d.safetensors", a={"mask": {"causal": True}}), mend="its note on a cannot be read")
+    refused(lambda: Problem(lost, SHAPE), hint="could not keep the mask of a (it adds to the scores); state problem.causal")
+    refused(lambda: noted(tmp_path / "d.safetensors", a={"mask": {"causal": True}}), hint="its note on a cannot be read")
 
 
 def test_layers_that_differ_are_refused_unless_one_is_chosen_or_the_field_stated(tmp_path: Path) -> None:
     notes = {"a": {"scale": 0.5, "mask": CAUSAL}, "b": {"scale": 0.25, "mask": CAUSAL | {"causal": False}}}
     source = noted(tmp_path / "a.safetensors", **notes)
-    refused(lambda: Problem(source, SHAPE), mend="its layers differ in causal (a True, b False); choose one by")
-    refused(lambda: built(source, causal=True), mend="its layers differ in scale (a 0.5, b 0.25)")
+    refused(lambda: Problem(source, SHAPE), hint="its layers differ in causal (a True, b False); choose one by")
+    refused(lambda: built(source, causal=True), hint="its layers differ in scale (a 0.5, b 0.25)")
     assert built(source, causal=True, scale=1.0).mask == Mask(causal=True)
     one = Problem(Captured(source.path, "b"), SHAPE)
     assert (one.mask, one.scale) == (Mask(), 0.25)
@@ -309,8 +309,8 @@ def test_key_lengths_are_those_of_the_batch_entries_of_a_replicate(tmp_path: Pat
     assert Problem(source, Shape(2, 2, 2, 6, 3, 3)).mask == Mask()
     assert Problem(source, Shape(4, 1, 1, 6, 6, 3)).mask == Mask(key_lengths=(5, 5, 3, 3))
     for shape in (SHAPE, Shape(1, 4, 4, 6, 6, 3), Shape(1, 2, 2, 6, 6, 3)):
-        mend = "give problem.batch=2 and all heads of a layer"
-        refused(lambda shape=shape: Problem(source, shape), mend=mend)  # type: ignore[misc]
+        hint = "give problem.batch=2 and all heads of a layer"
+        refused(lambda shape=shape: Problem(source, shape), hint=hint)  # type: ignore[misc]
     assert built(source, key_lengths=[6]).mask == Mask(key_lengths=(6,))
 
 
@@ -319,5 +319,5 @@ def test_first_tokens_stay_where_the_mask_had_them(tmp_path: Path) -> None:
     source = noted(tmp_path / "a.safetensors", a={"scale": None, "mask": CAUSAL})
     assert Problem(source, Shape(queries=3, keys=3, head_dim=3)).mask == Mask(causal=True)
     fewer = Shape(queries=3, keys=6, head_dim=3)
-    refused(lambda: Problem(source, fewer), field="problem.keys", mend="give 0 more keys than queries")
+    refused(lambda: Problem(source, fewer), field="problem.keys", hint="give 0 more keys than queries")
     assert built(source, fewer, causal=True).mask == Mask(causal=True)

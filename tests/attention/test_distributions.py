@@ -208,7 +208,7 @@ def test_bad_parameters_are_refused_by_name(kind: type[Drawn], name: str, value:
     with pytest.raises(BadInput) as caught:
         kind(**{name: value}).draw(Shape(queries=4, keys=8, head_dim=8), 1.0, 0)
     assert caught.value.field == f"problem.source.{name}"
-    assert kind().kind.value in caught.value.mend
+    assert kind().kind.value in caught.value.hint
 
 
 @pytest.mark.parametrize(("kind", "words"), [(Kind.UNIFORM, "no parameter"), (Kind.SINK, "takes rise")])

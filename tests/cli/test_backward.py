@@ -229,12 +229,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "field", "mend"), REFUSED, ids=[" ".join(map(str, one[0].values())) for one in REFUSED])
-def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], field: str, mend: str) -> None:
+@pytest.mark.parametrize(("settings", "field", "hint"), REFUSED, ids=[" ".join(map(str, one[0].values())) for one in REFUSED])
+def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], field: str, hint: str) -> None:
     with pytest.raises(BadInput) as error:
         build.point(EXPANDER.request(settings))
     assert error.value.field == field
-    assert mend in str(error.value)
+    assert hint in str(error.value)
 
 
 def test_the_baseline_may_be_the_emulation_of_the_variant() -> None:

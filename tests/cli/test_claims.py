@@ -1,4 +1,4 @@
-"""Claims in the file of a study: what is wrong with one is told when the study is loaded, by the field and the mend."""
+"""Claims in the file of a study: what is wrong with one is told when the study is loaded, by the field and the hint."""
 
 from __future__ import annotations
 

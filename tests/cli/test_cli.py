@@ -203,8 +203,8 @@ BAD = [
 
 
 class TestBadInput:
-    @pytest.mark.parametrize(("arguments", "field", "mend"), BAD, ids=[" ".join(row[0]) for row in BAD])
-    def test_is_one_sentence_that_names_the_field(self, numdev: Command, arguments: list[str], field: str, mend: str) -> None:
+    @pytest.mark.parametrize(("arguments", "field", "hint"), BAD, ids=[" ".join(row[0]) for row in BAD])
+    def test_is_one_sentence_that_names_the_field(self, numdev: Command, arguments: list[str], field: str, hint: str) -> None:
         given = {text.partition("=")[0] for text in arguments}
         unsuited = given | ({"problem.head_dim"} if "problem=captured" in arguments else set())
         small = [text for text in SMALL if text.partition("=")[0] not in unsuited]
@@ -214,7 +214,7 @@ class TestBadInput:
         lines = ran.err.splitlines()
         assert len(lines) == 1, ran.err
         assert field in lines[0]
-        assert mend in lines[0]
+        assert hint in lines[0]
 
     @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
     def test_cuda_without_gpu(self, numdev: Command) -> None:

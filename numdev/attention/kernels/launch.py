@@ -56,8 +56,8 @@ def require(device: torch.device) -> None:
     if triton_version() == "none":
         raise Unsupported("attention", "the package triton is not installed; pip install 'numdev[kernels]'")
     if device.type != "cuda" and not interpreting():
-        mend = "use device=cuda, or TRITON_INTERPRET=1 to interpret them"
-        raise Unsupported("attention", f"Triton kernels need a CUDA device; {mend}")
+        hint = "use device=cuda, or TRITON_INTERPRET=1 to interpret them"
+        raise Unsupported("attention", f"Triton kernels need a CUDA device; {hint}")
 
 
 def check_scale(scale: float) -> float:

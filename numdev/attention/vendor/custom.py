@@ -67,8 +67,8 @@ class Custom(InDtype):
         expected_lse = tuple(q.shape[:-1]), self.formats["lse"].dtype, q.device
         if _layout(out) != expected or (lse is not None and _layout(lse) != expected_lse):
             returned = " and ".join(_described(_layout(value)) for value in ([out] if lse is None else [out, lse]))
-            mend = f"it must return out {_described(expected)}, or that and lse {_described(expected_lse)}"
-            raise BadOutput(_FIELD, self.function, f"it returned {returned}; {mend}")
+            hint = f"it must return out {_described(expected)}, or that and lse {_described(expected_lse)}"
+            raise BadOutput(_FIELD, self.function, f"it returned {returned}; {hint}")
         return Output(out, lse)
 
 

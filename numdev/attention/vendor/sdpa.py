@@ -207,8 +207,8 @@ class SdpaBackward(ByAutograd):
             BadInput: for heads that share a KV head: no policy here rounds dK and dV of each head before they are summed.
         """
         if shape.heads != shape.kv_heads:
-            mend = "give as many as heads: PyTorch rounds dK and dV of each head before it sums them, which no policy expresses"
-            raise BadInput("problem.kv_heads", shape.kv_heads, mend)
+            hint = "give as many as heads: PyTorch rounds dK and dV of each head before it sums them, which no policy expresses"
+            raise BadInput("problem.kv_heads", shape.kv_heads, hint)
         if self.backend is Backend.FLASH:
             return _flash_on_gpu(self.fmt, shape) if torch.cuda.is_available() else _flash_on_cpu(self.fmt, shape)
         if self.backend is Backend.MATH:

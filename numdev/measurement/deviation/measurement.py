@@ -266,7 +266,7 @@ def head_of(
     try:
         dims = replicate.inputs()[0].ndim - 2
     except BadInput as error:  # a source names what it counts
-        raise BadInput("seed", place.seed, error.mend) if error.field == "seeds" else error from None
+        raise BadInput("seed", place.seed, error.hint) if error.field == "seeds" else error from None
     chosen = {Subject.VARIANT: variant, Subject.BASELINE: baseline}
     subject = of_replicate(chosen[place.subject] or variant, place.seed)
     samples = _samples(replicate.outputs(subject))

@@ -49,8 +49,8 @@ class Speeds(Kind):
     def config(self, point: Point) -> dict[str, Any]:
         """Raises BadInput for a baseline: each variant is timed alone."""
         if point.baseline is not None:
-            mend = "speed is compared between variants, each a point of its own; give baseline=none"
-            raise BadInput("baseline", type(point.baseline).__name__, mend)
+            hint = "speed is compared between variants, each a point of its own; give baseline=none"
+            raise BadInput("baseline", type(point.baseline).__name__, hint)
         counters = {} if self.traffic is None else {"counters": True}
         return super().config(point) | {"timing": describe(self.budget)} | counters
 

@@ -26,13 +26,13 @@ def refuse_other(out: Path, results: Path, studies: Sequence[str] | None) -> Non
         StoreError: if it cannot be written.
     """
     refuse_unwritable("out", out)
-    held, mend = _read(out), "give another folder, or remove this one"
+    held, hint = _read(out), "give another folder, or remove this one"
     if held is None:
         if any((out / name).exists() for name in _OLDER):
-            raise BadInput("out", str(out), f"it holds a report without {MANIFEST}, as an older numdev wrote it; {mend}")
+            raise BadInput("out", str(out), f"it holds a report without {MANIFEST}, as an older numdev wrote it; {hint}")
     elif (held["results"], held["studies"]) != (_where(results, out), studies and sorted(studies)):
         of = "everything" if held["studies"] is None else ", ".join(held["studies"])
-        raise BadInput("out", str(out), f"it holds the report on {of} in {os.path.normpath(out / held['results'])}; {mend}")
+        raise BadInput("out", str(out), f"it holds the report on {of} in {os.path.normpath(out / held['results'])}; {hint}")
 
 
 @contextmanager

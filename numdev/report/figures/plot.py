@@ -105,16 +105,16 @@ def _refuse_too_many(selection: Shown, view: View, studies: Sequence[str]) -> No
         count = len(selection.rows[list(columns)].drop_duplicates()) if columns else 1
         if count <= most:
             continue
-        reason, mend = f"it has {count} values", "take it for x"
+        reason, hint = f"it has {count} values", "take it for x"
         if key == "colour" and selection.split:
             reason = f"points differ in {', '.join(map(spoken, selection.split))} too, which makes {count} lines"
             if len(studies) > 1:
-                mend = f"draw one study, study={studies[0]} or another of {', '.join(map(str, studies))}"
+                hint = f"draw one study, study={studies[0]} or another of {', '.join(map(str, studies))}"
             else:
-                mend = f"add facet: {spoken(selection.split[0])}, or draw fewer points"
-            raise BadInput("plot", f"{view.y} over {view.x}", f"{reason}, and at most {most} can be told apart; {mend}")
+                hint = f"add facet: {spoken(selection.split[0])}, or draw fewer points"
+            raise BadInput("plot", f"{view.y} over {view.x}", f"{reason}, and at most {most} can be told apart; {hint}")
         names = ", ".join(getattr(view, key))
-        raise BadInput(f"plot.{key}", names, f"{reason}, and at most {most} can be told apart; {mend}")
+        raise BadInput(f"plot.{key}", names, f"{reason}, and at most {most} can be told apart; {hint}")
 
 
 def _draw(selection: Shown, words: Wording) -> Figure:

@@ -72,7 +72,7 @@ def custom(function: Callable[..., object], fmt: Format = BF16) -> Custom:
 
 
 @pytest.mark.parametrize(
-    ("name", "mend"),
+    ("name", "hint"),
     [
         *((name, "package.module:function") for name in ("", HERE, ":exact", ".test_custom:exact", f"{HERE}:")),
         (f"{HERE}:absent", "no function absent"),
@@ -81,10 +81,10 @@ def custom(function: Callable[..., object], fmt: Format = BF16) -> Custom:
         (f"{HERE}:exact:more", "has no function"),
     ],
 )
-def test_names_that_lead_nowhere(name: str, mend: str) -> None:
+def test_names_that_lead_nowhere(name: str, hint: str) -> None:
     with pytest.raises(BadInput, match="^attention.function: ") as caught:
         Custom(name)
-    assert mend in caught.value.mend
+    assert hint in caught.value.hint
 
 
 def test_a_module_that_cannot_import_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_other_things_than_attention_are_refused(returned: object, found: str) -
     RETURNED[:] = [returned]
     with pytest.raises(BadOutput, match="^attention.function: ") as caught:
         custom(returning, FP32)(q, k, v, Mask())
-    assert caught.value.mend == f"it returned {found}; it must return out {OUT_IS}, or that and lse {LSE_IS}"
+    assert caught.value.hint == f"it returned {found}; it must return out {OUT_IS}, or that and lse {LSE_IS}"
 
 
 def test_what_is_refused_is_a_status_that_a_study_keeps() -> None:

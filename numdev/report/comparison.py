@@ -8,6 +8,7 @@ many points that did not change, not one is called worse or better, with a proba
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -57,8 +58,12 @@ COLUMNS = [
     *(f"{name}_{side}" for name in _OF_SIDES for side in "ab"),
 ]
 _BAD = ["nan_count", "inf_count"]
-_PLACE = ["study", SCENARIO, "point", "twin"]  # the last tells points apart that labels do not
+_RANKS = {"ok": 0, "nonfinite": 1, "zero": 1}  # a whole result, a part of one; any other status has none
+_NONE = 2
 _MOST = 20  # rows of a table of changes
+_Place = tuple[str, str, str, int]  # study, scenario, labels as text, and which of the points that these do not tell apart
+_Point = dict[str, Any]
+_Figures = dict[tuple[str, str, str], dict[str, pd.DataFrame]]  # by study, scenario and key, then by output; seeds are the index
 
 
 @dataclass(frozen=True)
@@ -94,15 +99,12 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
         BadInput: if A and B share no point, or one of them has results but not this metric or reference.
     """
     before, after = _points(a), _points(b)
-    every = before.merge(after, "outer", _PLACE, suffixes=("_a", "_b"), indicator="side", sort=False)
-    if not (every["side"] == "both").any():
+    if before.keys().isdisjoint(after):
         hint = f"no point of it is one of A, which holds {', '.join(a.manifests)}; measure the same points in both"
         raise BadInput("B", ", ".join(b.manifests), f"{hint}, a function of one's own under one name")
-    order = pd.concat([before, after])[_PLACE].drop_duplicates()  # a merge sorts
     figures = _figures(a, criterion), _figures(b, criterion)
-    every = order.merge(every, "left", _PLACE)
-    points = [{str(name): value for name, value in point.items()} for point in every.to_dict("records")]
-    rows = [row for point in points for row in _compared(point, figures, criterion)]
+    places = dict.fromkeys([*before, *after])
+    rows = [row for at in places for row in _compared(at, before.get(at), after.get(at), figures, criterion)]
     tested = [row for row in rows if "p" in row]
     for row, adjusted in zip(tested, holm([row["p"] for row in tested]), strict=True):
         row["p_adjusted"] = adjusted
@@ -114,22 +116,18 @@ def compare(a: Results, b: Results, criterion: Criterion) -> pd.DataFrame:
     return pd.DataFrame([texts | row for row in rows], columns=COLUMNS).astype({"replicates": "Int64", "paired": "boolean"})
 
 
-def _points(results: Results) -> pd.DataFrame:
-    """The points of one side with their labels as text; `rank` is 0 for a whole result and 2 for none."""
-    points = results.points[["study", SCENARIO, TITLE, "reason", "pairing", *_OF_SIDES]].assign(point=_labels(results.points))
-    rank = points["status"].map({"ok": 0, "nonfinite": 1, "zero": 1}).fillna(2)
-    return points.assign(rank=rank, twin=points.groupby(_PLACE[:3], sort=False).cumcount())
-
-
-def _labels(table: pd.DataFrame) -> list[str]:
-    """The labels of each row as text, whatever the types of columns: 4 and 4.0 are the same."""
-    names = sorted(str(name) for name in table.columns if str(name).startswith(LABEL))
-    rows = [[(name, row[name]) for name in names if not pd.isna(row[name])] for row in table.to_dict("records")]
-    rows = [[(name, int(v) if isinstance(v, float) and v.is_integer() else v) for name, v in row] for row in rows]
-    return [" ".join(f"{name.removeprefix(LABEL)}={value}" for name, value in row) for row in rows]
-
-
-_Figures = dict[tuple[str, str, str], dict[str, pd.DataFrame]]  # by study, scenario and key, then by output; seeds are the index
+def _points(results: Results) -> dict[_Place, _Point]:
+    """The points of one side; in the text of their labels 4 and 4.0 are the same, whatever the types of columns."""
+    labels = sorted(str(name) for name in results.points if str(name).startswith(LABEL))
+    points: dict[_Place, _Point] = {}
+    twins: Counter[tuple[str, str, str]] = Counter()
+    for point in results.points[["study", SCENARIO, TITLE, "reason", "pairing", *_OF_SIDES, *labels]].to_dict("records"):
+        stated = [(name.removeprefix(LABEL), point[name]) for name in labels if not pd.isna(point[name])]
+        text = " ".join(f"{name}={int(v) if isinstance(v, float) and v.is_integer() else v}" for name, v in stated)
+        place = (point["study"], point[SCENARIO], text)
+        points[*place, twins[place]] = {str(name): value for name, value in point.items()}
+        twins[place] += 1
+    return points
 
 
 def _figures(results: Results, criterion: Criterion) -> _Figures:
@@ -148,23 +146,26 @@ def _figures(results: Results, criterion: Criterion) -> _Figures:
     return figures
 
 
-def _compared(point: dict[str, Any], figures: tuple[_Figures, _Figures], criterion: Criterion) -> Iterator[dict[str, Any]]:
+def _compared(
+    place: _Place, a: _Point | None, b: _Point | None, figures: tuple[_Figures, _Figures], criterion: Criterion
+) -> Iterator[dict[str, Any]]:
     """The comparisons of one point, a row for each output; those that are tested are the same until p-values are adjusted."""
-    sides = [f"{name}_{side}" for name in _OF_SIDES for side in "ab"]
-    row = {name: point[name] for name in ("study", SCENARIO, "point", *sides) if not pd.isna(point[name])}
-    row |= {"metric": criterion.metric, "reference": criterion.reference}
-    row[TITLE] = point[f"{TITLE}_a" if point["side"] == "left_only" else f"{TITLE}_b"]
-    rank_a, rank_b = point["rank_a"], point["rank_b"]
-    if point["side"] != "both":
-        yield row | {"change": (Change.ONLY_A if point["side"] == "left_only" else Change.ONLY_B).value}
-    elif rank_a != rank_b or rank_a == 2:
+    study, scenario, labels, _ = place
+    row = {"study": study, SCENARIO: scenario, "point": labels, "metric": criterion.metric, "reference": criterion.reference}
+    row[TITLE] = (b or a or {})[TITLE]
+    row |= {f"{name}_{side}": own[name] for side, own in (("a", a), ("b", b)) if own for name in _OF_SIDES}
+    if a is None or b is None:
+        yield row | {"change": (Change.ONLY_A if b is None else Change.ONLY_B).value}
+        return
+    rank_a, rank_b = (_RANKS.get(own["status"], _NONE) for own in (a, b))
+    if rank_a != rank_b or rank_a == _NONE:
         change = Change.NEITHER if rank_a == rank_b else Change.BROKEN if rank_a < rank_b else Change.MENDED
-        yield row | {"change": change.value, "note": point["reason_b"] or point["reason_a"]}
-    else:
-        a, b = (own.get((point["study"], point[SCENARIO], point[f"key_{s}"]), {}) for own, s in zip(figures, "ab", strict=True))
-        for output in dict.fromkeys([*a, *b]) or [""]:
-            is_pair = point["pairing_a"] == point["pairing_b"]
-            yield row | {"output": output} | _replicates(a.get(output), b.get(output), criterion, is_pair=is_pair)
+        yield row | {"change": change.value, "note": b["reason"] or a["reason"]}
+        return
+    of_a, of_b = (own.get((study, scenario, point["key"]), {}) for own, point in zip(figures, (a, b), strict=True))
+    for output in dict.fromkeys([*of_a, *of_b]) or [""]:
+        is_pair = a["pairing"] == b["pairing"]
+        yield row | {"output": output} | _replicates(of_a.get(output), of_b.get(output), criterion, is_pair=is_pair)
 
 
 def _replicates(a: pd.DataFrame | None, b: pd.DataFrame | None, criterion: Criterion, *, is_pair: bool) -> dict[str, Any]:
@@ -203,19 +204,17 @@ def show(changes: pd.DataFrame, a: Results, b: Results, console: Console) -> Non
     Broken points come first, then those that B lacks, then worse ones by ratio. Ratios above 1 that cannot be tested stand apart,
     where nothing is worse with those that are not called a change.
     """
-    names = dict.fromkeys(name for facts in (*a.environments, *b.environments) for name in facts)
-    facts = [
-        (name, *(", ".join(dict.fromkeys(own.get(name, "none") for own in s.environments)) for s in (a, b))) for name in names
-    ]
-    differ = pd.DataFrame([row for row in facts if row[1] != row[2]], columns=["fact", "A", "B"])
+    names = dict.fromkeys(name for side in (a, b) for facts in side.environments for name in facts)
+    sides = [{name: ", ".join(dict.fromkeys(own.get(name, "none") for own in s.environments)) for name in names} for s in (a, b)]
+    differ = [(name, *(facts[name] for facts in sides)) for name in names if sides[0][name] != sides[1][name]]
     counts = pd.crosstab(changes["study"], changes["change"])
     counts = counts.reindex(changes["study"].unique(), columns=[one.value for one in Change if one.value in counts])
-    is_worse = changes["change"].isin(REGRESSIONS)
-    worse = changes.assign(order=changes["change"].map({name: i for i, name in enumerate(REGRESSIONS)}))[is_worse]
-    is_open = changes["change"].isin([Change.UNKNOWN.value, *([] if is_worse.any() else [Change.SAME.value])])
+    worse = changes[changes["change"].isin(REGRESSIONS)]
+    worse = worse.assign(order=worse["change"].map(REGRESSIONS.index))
+    is_open = changes["change"].isin([Change.UNKNOWN.value, *([] if len(worse) else [Change.SAME.value])])
     largest = changes[is_open & (changes["ratio"] > 1)].sort_values("ratio", ascending=False, kind="stable")
     tables = {
-        "Environments differ": differ,
+        "Environments differ": pd.DataFrame(differ, columns=["fact", "A", "B"]),
         "Comparisons": counts.astype(str).reset_index(),
         "Changes for the worse": _shown(worse.sort_values(["order", "ratio"], ascending=[True, False], kind="stable")),
         "Largest ratios B / A, none of them judged worse": _shown(largest),

@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import compress
 from typing import SupportsFloat
 
 import numpy as np
@@ -44,22 +45,30 @@ class Share:
     error: float
     freedom: int
 
+    @staticmethod
+    def of(values: list[float]) -> Share:
+        array = np.array(values)
+        if len(values) == 1:
+            return Share(values[0], math.inf, 0)
+        spread = 0.0 if float(np.ptp(array)) <= _NOISE * float(np.abs(array).max()) else float(array.std(ddof=1))
+        return Share(summary(values).mean, spread / math.sqrt(len(values)), len(values) - 1)
+
     def half(self, confidence: float) -> float:
         """Half the width of the two-sided interval."""
         return student_quantile(confidence, self.freedom) * self.error if 0 < self.error < math.inf else self.error
 
     def beyond(self, bound: float) -> float:
-        """Two-sided p-value of the hypothesis that the mean is `bound`: the least 1 - confidence whose interval excludes it.
+        """The p-value of the hypothesis that the mean is `bound`: the least 1 - confidence whose interval excludes it."""
+        return 0.0 if math.isinf(bound) else p_value(abs(self.mean - bound), self.error, self.freedom)
 
-        Where all replicates are equal it is `p_of_equal`. Nothing lies beyond an infinite bound.
-        """
-        if math.isinf(bound):
-            return 0.0
-        if self.error == 0:
-            return p_of_equal(abs(self.mean - bound), self.freedom + 1)
-        from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
 
-        return 1.0 if math.isinf(self.error) else min(1.0, 2 * float(stdtr(self.freedom, -abs(self.mean - bound) / self.error)))
+def p_value(distance: float, error: float, freedom: float) -> float:
+    """The two-sided p-value of the hypothesis that a mean lies `distance` away; `p_of_equal` where all replicates are equal."""
+    if error == 0:
+        return p_of_equal(distance, round(freedom) + 1)
+    from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
+
+    return 1.0 if math.isinf(error) else min(1.0, 2 * float(stdtr(freedom, -distance / error)))
 
 
 def p_of_equal(distance: float, count: int) -> float:
@@ -99,15 +108,6 @@ class Interval:
     excluded: int = 0
     shares: tuple[Share, ...] = field(default=(), compare=False, repr=False)
     logarithmic: bool = field(default=False, compare=False, repr=False)
-
-    @staticmethod
-    def of(shares: Sequence[Share], count: int, excluded: int = 0, *, logarithmic: bool = False) -> Interval:
-        """Combines the shares of all clusters with equal weight; each end is that of the cluster that reaches farthest."""
-        ends = [(share.mean - share.half(0.95), share.mean + share.half(0.95)) for share in shares]
-        estimate, low, high = math.fsum(s.mean for s in shares) / len(shares), min(ends)[0], max(high for _, high in ends)
-        if logarithmic:
-            estimate, low, high = _exp(estimate), _exp(low), _exp(high)
-        return Interval(estimate, low, high, count, excluded, tuple(shares), logarithmic)
 
     def outside(self, low: float, high: float) -> bool:
         """Whether no value of the interval lies between two bounds."""
@@ -156,12 +156,45 @@ def significant(value: float, digits: int = 2) -> str:
     return f"{float(text):.0f}" if "e" in text else text.removesuffix(".")
 
 
+def _interval(
+    values: Iterable[float],
+    replicates: Sequence[Hashable] | None = None,
+    clusters: Sequence[Hashable] | None = None,
+    excluded: int = 0,
+    *,
+    logarithmic: bool = False,
+) -> Interval:
+    """The mean over all clusters with equal weight; each end is that of the cluster that reaches farthest.
+
+    Each value is a replicate of its own, and all are of one cluster, unless stated. Clusters of one replicate each are no
+    clusters: then the replicates are independent.
+    """
+    of_replicate: dict[Hashable, list[float]] = {}
+    cluster_of: dict[Hashable, Hashable] = {}
+    for place, value in enumerate(values):
+        name = place if replicates is None else replicates[place]
+        of_replicate.setdefault(name, []).append(float(value))
+        cluster_of[name] = None if clusters is None else clusters[place]
+    if len(set(cluster_of.values())) == len(cluster_of):
+        cluster_of = dict.fromkeys(cluster_of)
+    of_cluster: dict[Hashable, list[float]] = {}
+    for name, own in of_replicate.items():
+        of_cluster.setdefault(cluster_of[name], []).append(math.fsum(own) / len(own))
+    if not of_cluster:
+        return replace(NOTHING, excluded=excluded)
+    shares = tuple(map(Share.of, of_cluster.values()))
+    low, high = (end(share.mean + sign * share.half(0.95) for share in shares) for end, sign in ((min, -1), (max, 1)))
+    ends = math.fsum(share.mean for share in shares) / len(shares), low, high
+    if logarithmic:
+        ends = _exp(ends[0]), _exp(low), _exp(high)
+    return Interval(*ends, len(of_replicate), excluded, shares, logarithmic)
+
+
 def mean(
     values: Sequence[float], replicates: Sequence[Hashable] | None = None, clusters: Sequence[Hashable] | None = None
 ) -> Interval:
     """The mean and its interval; each value is a replicate of its own, and all are of one cluster, unless stated."""
-    shares, count = _shares(_floats(values), replicates, clusters)
-    return Interval.of(shares, count) if shares else NOTHING
+    return _interval(values, replicates, clusters)
 
 
 def typical(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:
@@ -172,8 +205,7 @@ def typical(values: Sequence[float], clusters: Sequence[Hashable] | None = None)
     """
     if not all(value > 0 and math.isfinite(value) for value in values):
         return mean(values, None, clusters)
-    shares, count = _shares(np.log(_floats(values)), None, clusters)
-    return Interval.of(shares, count, logarithmic=True)
+    return _interval(np.log(_floats(values)), None, clusters, logarithmic=True)
 
 
 def ratio(
@@ -195,50 +227,13 @@ def ratio(
     is not finite; these are left out and counted in `excluded`.
     """
     top, bottom = _floats(a), _floats(b)
-    equal = (top == 0) & (bottom == 0)
-    usable = equal | (np.isfinite(top) & np.isfinite(bottom) & (top > 0) & (bottom > 0))
+    positive = np.isfinite(top) & np.isfinite(bottom) & (top > 0) & (bottom > 0)
+    usable = positive | ((top == 0) & (bottom == 0))
     logs = np.zeros(top.shape)
-    positive = usable & ~equal
     logs[positive] = np.log(top[positive]) - np.log(bottom[positive])
     logs[np.abs(logs) < _NOISE] = 0.0
-    excluded = int((~usable).sum())
-    shares, count = _shares(logs[usable], _kept(replicates, usable), _kept(clusters, usable))
-    if not shares:
-        return Interval(math.nan, math.nan, math.nan, 0, excluded)
-    return Interval.of(shares, count, excluded, logarithmic=True)
-
-
-def _kept(names: Iterable[Hashable] | None, usable: NDArray[np.bool_]) -> list[Hashable] | None:
-    return None if names is None else [name for name, is_usable in zip(names, usable, strict=True) if is_usable]
-
-
-def _shares(
-    values: Floats, replicates: Sequence[Hashable] | None, clusters: Sequence[Hashable] | None
-) -> tuple[list[Share], int]:
-    """The share of each cluster, and the number of replicates.
-
-    Clusters of one replicate each are no clusters: then the replicates are independent.
-    """
-    of_replicate: dict[Hashable, list[float]] = {}
-    cluster_of: dict[Hashable, Hashable] = {}
-    for place, value in enumerate(values):
-        name = place if replicates is None else replicates[place]
-        of_replicate.setdefault(name, []).append(float(value))
-        cluster_of[name] = None if clusters is None else clusters[place]
-    if len(set(cluster_of.values())) == len(cluster_of):
-        cluster_of = dict.fromkeys(cluster_of)
-    of_cluster: dict[Hashable, list[float]] = {}
-    for name, own in of_replicate.items():
-        of_cluster.setdefault(cluster_of[name], []).append(math.fsum(own) / len(own))
-    return [_share(own) for own in of_cluster.values()], len(of_replicate)
-
-
-def _share(values: list[float]) -> Share:
-    middle, array = summary(values).mean, np.array(values)
-    if len(values) == 1:
-        return Share(middle, math.inf, 0)
-    spread = 0.0 if float(np.ptp(array)) <= _NOISE * float(np.abs(array).max()) else float(array.std(ddof=1))
-    return Share(middle, spread / math.sqrt(len(values)), len(values) - 1)
+    names, groups = (None if each is None else list(compress(each, usable)) for each in (replicates, clusters))
+    return _interval(logs[usable], names, groups, int((~usable).sum()), logarithmic=True)
 
 
 def _floats(values: Iterable[SupportsFloat]) -> Floats:
@@ -261,22 +256,19 @@ def slope(
     """
     across, up = _floats(x), _floats(y)
     usable = np.isfinite(up) & (up > 0) & (across > 0)
-    names, groups = _kept(replicates, usable) or [], _kept(clusters, usable)
+    names, excluded = list(compress(replicates, usable)), int((~usable).sum())
+    groups = [None] * len(names) if clusters is None else list(compress(clusters, usable))
     across, up = np.log(across[usable]), np.log(up[usable])
-    excluded = int((~usable).sum())
-    lines: list[float] = []
-    kept: list[Hashable] = []
+    slopes: list[float] = []
+    cluster_of: list[Hashable] = []
     for name in dict.fromkeys(names):
         here = np.array([other == name for other in names])
         if len(np.unique(across[here])) < 2:
             excluded += int(here.sum())
         else:
-            lines.append(_line(across[here], up[here]))
-            kept.append(None if groups is None else groups[names.index(name)])
-    if not lines:
-        return Interval(math.nan, math.nan, math.nan, 0, excluded)
-    shares, count = _shares(np.array(lines), None, None if groups is None else kept)
-    return Interval.of(shares, count, excluded)
+            slopes.append(_line(across[here], up[here]))
+            cluster_of.append(groups[names.index(name)])
+    return _interval(slopes, None, cluster_of, excluded)
 
 
 def _line(x: Floats, y: Floats) -> float:
@@ -313,7 +305,7 @@ def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: It
     Each pair is a replicate of its own unless given. Pairs without a finite ratio are left out, but for equal zeros.
     """
     first, second = _floats(a), _floats(b)
-    names = list(range(len(first))) if replicates is None else list(replicates)
+    names = range(len(first)) if replicates is None else replicates
     sums: dict[Hashable, list[float]] = {}
     for name, top, bottom in zip(names, first, second, strict=True):
         if top == bottom:
@@ -368,7 +360,8 @@ def paired(a: Floats, b: Floats, tolerance: float) -> Test:
         note = f"{times.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
         return Test(times, counted.p, counted.larger > counted.smaller, note)
     (share,) = times.shares
-    return Test(times, _p(share.mean, share.error, share.freedom, tolerance), times.estimate > 1)
+    p = p_value(abs(share.mean) - math.log(tolerance), share.error, share.freedom)
+    return Test(times, p, times.estimate > 1)
 
 
 def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
@@ -390,17 +383,7 @@ def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
             welch = ttest_ind(after, before, equal_var=False)
         freedom, (low, high) = float(welch.df), welch.confidence_interval(0.95)
     interval = Interval(math.exp(estimate), math.exp(low), math.exp(min(high, 700.0)), min(len(a), len(b)))
-    return Test(interval, _p(estimate, error, freedom, tolerance), estimate > 0, note)
-
-
-def _p(estimate: float, error: float, freedom: float, tolerance: float) -> float:
-    """Two-sided p-value of |log ratio| <= log tolerance."""
-    beyond = abs(estimate) - math.log(tolerance)
-    if error == 0:
-        return p_of_equal(beyond, round(freedom) + 1)
-    from scipy.special import stdtr  # late, as in `Share.beyond`
-
-    return min(1.0, 2 * float(stdtr(freedom, -beyond / error)))
+    return Test(interval, p_value(abs(estimate) - math.log(tolerance), error, freedom), estimate > 0, note)
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -194,7 +194,7 @@ def usual(results: Results, study: str) -> Picture:
         return Picture(plot, rows)
     names = [name for name in results.primary.columns if name in ("study", "key", *NEEDED) or name.startswith(LABEL)]
     of_golden = results.primary.where(study=study, primary=True, reference="golden")
-    return Picture(POINTS, tidy(results, results.primary.frame(of_golden, names)))
+    return Picture(POINTS, tidy(results, of_golden, names))
 
 
 def _timed(results: Results) -> dict[str, dict[str, Picture]]:

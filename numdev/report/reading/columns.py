@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,89 +16,9 @@ from numdev.measurement.speed.timing import Budget
 from numdev.results.record import Column
 from numdev.settings import declared
 
-_UNITS = {
-    "absolute": "absolute, in the units of the output",
-    "relative": "relative",
-    "ulp": "ulp of the output's format",
-    "u": "unit roundoff u of the output's format",
-    "bits": "bits",
-    "count": "count",
-}
-
-FIXED = {
-    "study": "the study's name",
-    "scenario": "under which circumstances the study repeats its question, by their name in its file",
-    "scenario.title": "the scenario in words",
-    "scenario.role": "what the scenario is to the source of the claims: `paper`, as it states it; `assumed`, our assumption "
-    "about what it leaves open; `beyond`, where else we look; `control`",
-    "scenario.stands_for": "the row of the source's table that the scenario repeats",
-    "key": "of the point: a hash of its configuration and environment, and the name of its record",
-    "series": "what is measured, as the study labels it",
-    "phase": "`decode` for one query per sequence, else `prefill`",
-    "crossover": "number of keys from which the tiled algorithm is faster than vanilla attention, between measured lengths",
-    "from_the_start": "whether it is faster at the least measured length already",
-    "longest": "the greatest number of keys at which both were measured",
-    "times_at_longest": "time of vanilla attention over that of the tiled algorithm, at the greatest number of keys",
-    "attention": "what is measured: the implementation, with its backend or kernel where one is asked for",
-    "sources": "SHA-256 of the sources of a class of the user's own that was measured",
-    "kernel": "the compiled kernel that really ran, with its launch settings; empty for tensor operations",
-    "format": "number format of the variant's output",
-    "policy": "precision policy: `uniform`, every step in `format`; `kernel`, FP32 inside; or the preset's own name",
-    "tiling.area": "block area Br * Bc",
-    "pairing": "a hash of problem and baseline: where it and the seed agree, inputs and baseline were the same",
-    "kind": "of measurement: `deviation`, `speed`, or one of the user's own",
-    "operation": "of which an implementation is measured, such as `attention`",
-    "status": "how the measurement ended: ok, nonfinite, zero, invalid, unsupported, out_of_memory or error",
-    "reason": "why, where it is not ok",
-    "environment": "number of the environment in environment.json",
-    "seeds": "replicates asked for",
-    "counters": "whether the GPU's counters of its traffic were asked for",
-    "seconds": "wall time of the measurement of the point",
-    "replicates": "replicates that entered the summary",
-    "nonfinite": "replicates with NaN in the subject or the reference, or Inf where the other has none",
-    "claim": "name of the claim",
-    "text": "what is claimed",
-    "source": "where it is claimed",
-    "verdict": "holds, fails or undecided, in this scenario, by the metric of the source",
-    "p_verdict": "p-value of the verdict, adjusted for all `questions` of the table by Holm's method; it decides below 0.05; "
-    "empty where bits were compared and nothing is inferred",
-    "questions": "how many questions the table asks in all; a claim in one scenario by one metric is one",
-    "figure": "the measured figure that decides, with its own 95 % confidence interval",
-    "verdict_rmse": "the verdict by RMSE, which sees every element",
-    "p_verdict_rmse": "p-value of `verdict_rmse`, adjusted as `p_verdict` is",
-    "figure_rmse": "the figure by RMSE",
-    "over": "what the verdict generalises over",
-    "sentence": "what was found",
-    "overall": "the verdict over all scenarios",
-    "point": "the point's labels, by which it is found in both result sets",
-    "metric": "name of the metric that is compared",
-    "change": "from A to B: broken, worse, unknown, same, equal bits (every metric of every replicate), better, mended, "
-    "in neither, only in A or only in B; worse and better are judged on `p_adjusted` < 0.05",
-    "note": "why a comparison cannot be tested, or what to know of its test",
-    "a": "the metric in A: geometric mean over replicates, arithmetic where one is zero",
-    "b": "the metric in B: geometric mean over replicates, arithmetic where one is zero",
-    "ratio": "B / A: geometric mean over replicates, paired by seed where `paired`",
-    "ratio_low": "lower end of the 95 % confidence interval of the ratio (Student's t on logarithms)",
-    "ratio_high": "upper end of the 95 % confidence interval of the ratio (Student's t on logarithms)",
-    "paired": "whether problem, baseline and seeds were the same, so that replicates are paired",
-    "p": "two-sided p-value of the ratio's lying beyond the tolerance, of this comparison alone",
-    "p_adjusted": "p adjusted for the number of comparisons by Holm's method",
-    "status_a": "how the measurement in A ended",
-    "status_b": "how the measurement in B ended",
-    "kernel_a": "the compiled kernel that really ran in A",
-    "kernel_b": "the compiled kernel that really ran in B",
-    "key_a": "of the point in A, and the name of its record",
-    "key_b": "of the point in B, and the name of its record",
-}
-
-STATISTICS = {
-    "mean": "mean over seeds",
-    "low": "lower end of the 95 % confidence interval of the mean (Student's t)",
-    "high": "upper end of the 95 % confidence interval of the mean (Student's t)",
-    "min": "smallest over seeds",
-    "max": "largest over seeds",
-}
-
+TEXTS: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "words.toml").read_text(encoding="utf-8"))
+"""The words for columns, statistics, metrics and units."""
+_UNITS, FIXED, STATISTICS = TEXTS["units"], TEXTS["columns"], TEXTS["statistics"]
 PARTS = ("problem", "variant", "baseline", "timing")
 """The parts of a configuration; a column is `<part>.<setting>`."""
 TIMING = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any
@@ -20,7 +20,7 @@ from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
-from numdev.results.manifest import Scenario, is_old, manifest_of, scenarios_of, stored_point
+from numdev.results.manifest import Scenario, is_old, scenarios_of
 from numdev.results.record import Column, Record, Use
 from numdev.results.store import Store
 
@@ -119,7 +119,6 @@ class Results:
             it, its counters as means over seeds, the number of its environment, and the seconds that it took.
         manifests: the studies' manifests by name.
         environments: the different environments, in the order in which points need them.
-        missing: how many points of a study have no record yet.
         notes: what the reader should know: points missing, damaged files.
         columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
         further: rows of other tables of the records by the table's name; none of deviations and of speed.
@@ -130,7 +129,6 @@ class Results:
     points: pd.DataFrame
     manifests: dict[str, dict[str, Any]]
     environments: list[dict[str, str]] = field(default_factory=list)
-    missing: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     columns: dict[str, Column] = field(default_factory=dict)
     further: dict[str, Rows] = field(default_factory=dict)
@@ -175,36 +173,42 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
     points, primary = _Table(), _Table()
     further = {name: _Table() for name in (LOSS, RUN, WATCH) if kind == TRAINING}
     environments: list[dict[str, str]] = []
-    missing: dict[str, int] = {}
+    notes: list[str] = []
     facts: dict[str, None] = {}
     columns = {column.name: column for column in DEVIATION_COLUMNS if kind in (None, DEVIATION)}
     for name, manifest in manifests.items():
-        scenarios = scenarios_of(manifest)
+        scenarios, missing = scenarios_of(manifest), 0
         for point in _distinct_points(manifest):
             record = store.get(point["key"])
             if record is None:
-                missing[name] = missing.get(name, 0) + 1
+                missing += 1
                 continue
             columns |= {column.name: column for column in record.primary}
             columns |= {f"{COUNTER}{column.name}": column for column in record.columns.get(COUNTERS, ())}
             facts |= dict.fromkeys(record.facts)
             if record.environment not in environments:
                 environments.append(record.environment)
-            place = _place(name, point, scenarios[point["scenario"]])
-            number = points.extend([place | _of_record(record, point["labels"], environments.index(record.environment))])
+            scenario = scenarios[point["scenario"]]
+            place = {"study": name, SCENARIO: scenario.name, "key": record.key, TITLE: scenario.title, ROLE: scenario.role.value}
+            place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
+            place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
+            place |= {f"{LABEL}{axis}": value for axis, value in point["labels"].items()}
+            number = points.extend([place | _of_record(record) | {"environment": environments.index(record.environment)}])
             primary.extend(record.rows, number)
             for table in list(record.columns)[1:] if record.kind not in (DEVIATION, SPEED) else ():
                 rows = further.setdefault(table, _Table())
                 rows.columns |= {column.name: column for column in record.columns[table]}
                 rows.extend(record.table(table), number)
+        if missing:
+            of = f"{missing} of {len(manifest['points'])} points"
+            notes.append(f"{name}: {of} are not measured yet; run the study again to finish it")
     made = points.frame([*_ALWAYS, *facts, "pairing", "seconds"])
     return Results(
         primary=primary.rows([name for name in columns if not name.startswith(COUNTER)], made),
         points=made,
         manifests=manifests,
         environments=environments,
-        missing=missing,
-        notes=list(_notes(store, manifests, missing)),
+        notes=notes + [f"{path} is damaged and counts as not measured; run its study again" for path in store.torn],
         columns={name: column for each in further.values() for name, column in each.columns.items()} | columns,
         further={name: each.rows(list(each.columns), made) for name, each in further.items()},
         facts=tuple(facts),
@@ -216,7 +220,7 @@ _COMMANDS = {DEVIATION: "numdev measure study=fig3", SPEED: "numdev speed study=
 
 
 def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> dict[str, dict[str, Any]]:
-    manifests = store.studies() or _unlisted(store)
+    manifests = store.studies()
     for name in studies or manifests:
         if name in manifests and is_old(manifests[name]):
             hint = f"it holds {name} as an older numdev stored it; run the study again, or give another folder"
@@ -225,7 +229,8 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
     if not kept:
         torn = f"; {', '.join(map(str, store.torn))} is damaged" if store.torn else ""
         of = f" of {kind}" if kind else ""
-        other = f" but {', '.join(manifests)} of {_kinds(manifests.values())}" if manifests else ""
+        kinds = " and ".join(dict.fromkeys(str(manifest["kind"]) for manifest in manifests.values()))
+        other = f" but {', '.join(manifests)} of {kinds}" if manifests else ""
         command = _COMMANDS.get(kind or DEVIATION, f"numdev measure, by the kind {kind}")
         hint = f"it holds no results{of}{other}{torn}; measure one first, for example with: {command}"
         raise BadInput("results", str(store.path), hint)
@@ -236,65 +241,18 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
     return {name: kept[name] for name in studies or kept}
 
 
-def _kinds(manifests: Iterable[Mapping[str, Any]]) -> str:
-    return " and ".join(dict.fromkeys(str(manifest["kind"]) for manifest in manifests))
-
-
-def _unlisted(store: Store) -> dict[str, dict[str, Any]]:
-    """Records that no manifest lists, such as those of a program's own, as single points; labels are the settings that differ."""
-    configs: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    for record in store.records():
-        parts = {name: part for name in ("problem", "variant", "baseline") if (part := record.config.get(name)) is not None}
-        configs.setdefault((record.operation, record.kind), {})[record.key] = flatten(parts)
-    manifests = {}
-    for (operation, kind), own in configs.items():
-        differ = _telling(own)
-        labels = {key: {name: config[name] for name in differ if name in config} for key, config in own.items()}
-        points = [stored_point(key, labels[key], number=i, explicit=differ) for i, key in enumerate(own)]
-        name = operation if kind == DEVIATION else f"{operation}_{kind}"
-        title = f"Single points of {name.replace('_', ' ')}"
-        manifests[f"points_{name}"] = manifest_of(f"points_{name}", kind, title, points, swept=[])
-    return manifests
-
-
-def _telling(configs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings that differ; one of those that tell the same points apart: the name of a preset before what it states."""
-    names = list(dict.fromkeys(name for config in configs.values() for name in config))
-    telling: dict[tuple[int, ...], str] = {}
-    for name in sorted(names, key=lambda each: not each.endswith((".name", ".kind", ".type"))):
-        codes, values = pd.factorize(np.array([repr(config.get(name)) for config in configs.values()], dtype=object))
-        if len(values) > 1:
-            telling.setdefault(tuple(codes.tolist()), name)
-    return [name for name in names if name in telling.values()]
-
-
 def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The points of a manifest, each once, however often a grid meets it."""
     whole = ((json.dumps(point, sort_keys=True).encode(), point) for point in manifest["points"])
     return list({hashlib.sha256(text).digest(): point for text, point in whole}.values())  # the texts take more than the points
 
 
-def _notes(store: Store, manifests: Mapping[str, Any], missing: Mapping[str, int]) -> Iterator[str]:
-    for name, count in missing.items():
-        of = len(manifests[name]["points"])
-        yield f"{name}: {count} of {of} points are not measured yet; run the study again to finish it"
-    for path in store.torn:
-        yield f"{path} is damaged and counts as not measured; run its study again"
-
-
-def _place(study: str, point: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:
-    place = {"study": study, SCENARIO: scenario.name, "key": point["key"], TITLE: scenario.title, ROLE: scenario.role.value}
-    place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
-    return place | {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
-
-
-def _of_record(record: Record, labels: Mapping[str, Any], environment: int) -> dict[str, Any]:
-    """The columns of a point; `pairing` is equal where problem and baseline are."""
-    facts: dict[str, Any] = {"kind": record.kind, "operation": record.operation, "environment": environment}
-    facts |= {"status": record.status.value, "reason": record.reason}
-    facts |= {f"{LABEL}{name}": value for name, value in labels.items()}
+def _of_record(record: Record) -> dict[str, Any]:
+    """The columns of a point that its record states; `pairing` is equal where problem and baseline are."""
+    facts: dict[str, Any] = {"kind": record.kind, "operation": record.operation, "status": record.status.value}
     pair = json.dumps({name: record.config.get(name) for name in ("problem", "baseline")}, sort_keys=True)
-    facts |= {"kernel": record.kernel, "format": "", **record.facts, "pairing": hashlib.sha256(pair.encode()).hexdigest()[:12]}
+    facts |= {"reason": record.reason, "kernel": record.kernel, "format": "", **record.facts}
+    facts |= {"pairing": hashlib.sha256(pair.encode()).hexdigest()[:12]}
     facts |= flatten({name: part for name, part in record.config.items() if part is not None})
     counters = record.table(COUNTERS)
     names = [name for name in counters[0] if name != "seed" and all(name in seed for seed in counters)] if counters else []

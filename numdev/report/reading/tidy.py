@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from numdev.errors import BadInput
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.reading.columns import configured, meaning, settings
 from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, load, places_of
 from numdev.report.reading.scenarios import LABEL, PRIMARY
-from numdev.report.reading.view import CHIEF, FACTS, LABELS, OF_A_COMPARISON, PLACES, names_in, numbered, parsed
+from numdev.report.reading.view import CHIEF, FACTS, LABELS, OF_A_COMPARISON, PLACES, names_in, parsed
 from numdev.report.reading.wording import UNITS, WORDS
 from numdev.results.record import Column
 from numdev.results.store import Store
@@ -48,24 +49,34 @@ def of_comparison(results: Results, plot: Mapping[str, Any], study: str = "") ->
         if of_output or not y or y in rows:
             chosen = every & rows.where(**{name: value for name, value in values.items() if name in rows.own})
     measured, kept = (np.unique(rows.point[mask]) for mask in (every, chosen))
-    return tidy(results, rows.frame(chosen if len(kept) == len(measured) else every), names)
+    return tidy(results, chosen if len(kept) == len(measured) else every, more=names)
 
 
-def tidy(results: Results, rows: pd.DataFrame | None = None, more: Iterable[str] = ()) -> pd.DataFrame:
+def tidy(
+    results: Results, chosen: NDArray[np.bool_] | None = None, names: Sequence[str] | None = None, more: Iterable[str] = ()
+) -> pd.DataFrame:
     """The rows of some results with the labels of all their points, and with the words for its columns in `attrs`.
 
-    A column `label.<name>` has what any point states of a setting; of a point that states nothing, the value that it had. `more`
-    are settings, by their names on the command line, that have such a column though no point states them.
+    A column `label.<name>` has what any point states of a setting; of a point that states nothing, the value that it had.
+
+    Args:
+        results: of one kind or several.
+        chosen: which rows, all unless given.
+        names: the other columns, all unless given.
+        more: settings, by their names on the command line, that have such a column though no point states them.
     """
-    table = (results.rows if rows is None else rows).reset_index(drop=True)
-    labels_of = {study: _labels_of(results.manifests[study]) for study in table["study"].unique()}
+    rows = results.primary
+    table = rows.frame(chosen, names).reset_index(drop=True)
+    places, place = np.unique(rows.point if chosen is None else rows.point[chosen], return_inverse=True)
+    points = rows.points.iloc[places]
+    labels_of = {study: _labels_of(results.manifests[study]) for study in points["study"].unique()}
     more = (name for name in more if name not in table and f"{LABEL}{name}" not in table)
     names_of = dict.fromkeys([*(name for own in labels_of.values() for name in own), *more])
-    labels = {f"{LABEL}{name}": values for name, values in _labels(results, table, list(names_of))}
+    labels = {f"{LABEL}{name}": _label(results, points, name).take(place).reset_index(drop=True) for name in names_of}
     at = max((i for i, name in enumerate(table) if str(name).startswith(LABEL)), default=len(table.columns) - 1) + 1
-    names = [*table.columns[:at], *(name for name in labels if name not in table), *table.columns[at:]]
-    table = pd.DataFrame({name: labels[name] if name in labels else table[name] for name in names}, table.index, copy=False)
-    table = _with_speed(table.drop(columns="point", errors="ignore"))
+    order = [*table.columns[:at], *(name for name in labels if name not in table), *table.columns[at:]]
+    table = pd.DataFrame({name: labels[name] if name in labels else table[name] for name in order}, table.index, copy=False)
+    table = _with_speed(table)
     words = {name: tuple(word) for one in results.manifests.values() for name, word in one.get(WORDS, {}).items()}
     known = settings(results.manifests.values())
     differ = (known[name] for name in map(str, table) if name in known and table[name].nunique() > 1)
@@ -105,24 +116,18 @@ def _labels_of(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys(name for point in manifest["points"] for name in point["explicit"]))
 
 
-def _labels(results: Results, rows: pd.DataFrame, names: Sequence[str]) -> Iterator[tuple[str, pd.Series[Any]]]:
-    """Labels by row: what its point states, else what the point was composed of, or what its record has of that setting."""
-    if not names:
-        return
-    points = {(study, str(point["key"])): point for study, one in results.manifests.items() for point in one["points"]}
-    place = numbered(rows, ["study", "key"])
-    _, first = np.unique(place, return_index=True)
-    own = [
-        points.get(each, {"labels": {}, "composed": {}})
-        for each in zip(rows["study"].iloc[first], rows["key"].iloc[first], strict=True)
-    ]
-    records = results.points.drop_duplicates("key").set_index("key").reindex(rows["key"].iloc[first])
-    for name in names:
-        values = [point["labels"].get(name, point["composed"].get(name)) for point in own]
-        if None in values and (known := configured(name, records)) is not None:
-            had = known.astype(object).where(known.notna(), None)
-            values = [one if value is None else value for value, one in zip(values, had, strict=True)]
-        yield name, column_of_values(values).take(place).reset_index(drop=True)
+def _label(results: Results, points: pd.DataFrame, name: str) -> pd.Series[Any]:
+    """A setting of some points: what each states, else what it was composed of, or what its record has."""
+    stated = {
+        (study, point["key"]): point["labels"].get(name, point["composed"].get(name))
+        for study in points["study"].unique()
+        for point in results.manifests[study]["points"]
+    }
+    values = [stated.get(place) for place in zip(points["study"], points["key"], strict=True)]
+    if None in values and (known := configured(name, points)) is not None:
+        had = known.astype(object).where(known.notna(), None)
+        values = [one if value is None else value for value, one in zip(values, had, strict=True)]
+    return column_of_values(values)
 
 
 def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:

@@ -8,67 +8,14 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.report.reading.columns import meaning
+from numdev.report.reading.columns import TEXTS, meaning
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.view import Shown, is_numeric
 
 WORDS, UNITS = "words", "units"
 """In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column."""
 
-_METRICS = {
-    "max_difference": "largest difference",
-    "rmse": "RMSE",
-    "mean": "mean difference",
-    "std": "standard deviation of the difference",
-    "mean_absolute": "mean absolute difference",
-    "relative_frobenius": "relative difference (Frobenius norm)",
-    "relative_l1": "relative difference (L1 norm)",
-    "cosine_similarity": "cosine similarity",
-    "wasserstein": "Wasserstein-1 distance",
-    "p50": "median difference",
-    "p90": "90th percentile of the difference",
-    "p99": "99th percentile of the difference",
-    "p99_9": "99.9th percentile of the difference",
-    "bias": "bias away from zero",
-    "max_ulp": "largest difference",
-    "max_u": "largest difference over the largest value",
-    "equal_share": "share of equal elements",
-    "agreement_bits": "bits of agreement",
-    "latency": "median time of one call",
-    "host": "median time until a call returned",
-    "peak_bytes": "peak memory of a call",
-    "tflops": "speed",
-    "share": "speed over that of a matrix product",
-    "bandwidth": "bandwidth",
-    "intensity": "arithmetic intensity",
-    "temporary_bytes": "temporary memory of a call",
-}
-_UNIT_WORDS = {
-    "absolute, in the units of the output": "absolute",
-    "ulp of the output's format": "ulp of the output",
-    "unit roundoff u of the output's format": "unit roundoffs u",
-    "1e12/s": "TFLOP/s",
-    "1e9 B/s": "GB/s",
-    "1/B": "operations per byte",
-    **dict.fromkeys(("relative", "count", "bits"), ""),
-}
-_REFERENCES = {
-    "golden": "golden",
-    "golden_same_inputs": "golden of the same rounded inputs",
-    "baseline": "the baseline",
-}
-_COLUMNS = {
-    "study": "study",
-    "scenario.title": "scenario",
-    "subject": "implementation",
-    "output": "output",
-    "reference": "reference",
-    "attention": "implementation",
-    "format": "output format",
-    "policy": "precision policy",
-    "kernel": "kernel",
-    "seeds": "replicates",
-}
+_METRICS, _REFERENCES, _COLUMNS, _UNIT_WORDS = (TEXTS[name] for name in ("metrics", "references", "axes", "axis_units"))
 _VALUES = {"subject": {"variant": "measured"}, "reference": _REFERENCES}
 
 

@@ -118,7 +118,6 @@ def test_missing_and_torn_records_are_noted_and_the_rest_is_read(tmp_path: Path)
     torn = tmp_path / "records" / "c.json"
     torn.write_bytes(torn.read_bytes()[:40])
     results = load(store)
-    assert results.missing == {"s": 2}
     first, second = results.notes
     assert first == "s: 2 of 3 points are not measured yet; run the study again to finish it"
     assert second.startswith(f"{torn} is damaged")

@@ -25,35 +25,57 @@ Kind = TypeVar("Kind", bound="Implementation")
 AnyPrecision = TypeVar("AnyPrecision", Precision, BackwardPrecision)
 
 
-class _Launched:
-    launch: KernelLaunch
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """The tensors of a run, which are the fields of a result, the primary one first.
+
+    Attributes:
+        counters: events of the run, as rates or counts; see `numdev.attention.counters`.
+        launch: the compiled kernel that really ran; empty for tensor operations.
+    """
+
+    counters: dict[str, float] = field(default_factory=dict)
+    launch: KernelLaunch = KernelLaunch()
 
     @property
     def kernel(self) -> str:
         """The kernel that ran, as results show it."""
         return str(self.launch)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The outputs by name, which is what a measurement compares."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
 
 @dataclass(frozen=True)
-class Output(_Launched):
-    """One result of attention, and the events that the run counted.
+class Output(Result):
+    """One result of attention.
 
     Attributes:
         out: `softmax(scale Q K^T) V`; rows that see no key are 0.
         lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an
             implementation does not return it.
-        counters: events of the run, as rates or counts; see `numdev.attention.counters`.
-        launch: the compiled kernel that really ran; empty for tensor operations.
     """
 
     out: Float[Tensor, "batch heads queries dim"]
     lse: Float[Tensor, "batch heads queries"] | None
-    counters: dict[str, float] = field(default_factory=dict)
-    launch: KernelLaunch = KernelLaunch()
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The outputs by name, which is what a measurement compares."""
-        return {"out": self.out} if self.lse is None else {"out": self.out, "lse": self.lse}
+
+@dataclass(frozen=True)
+class Gradients(Result):
+    """The gradients of `sum(dO * O)` with respect to q, k and v.
+
+    Attributes:
+        dq: `scale dS K`; 0 for rows that see no key.
+        dk: `scale dS^T Q`, summed over the heads that share a KV head; 0 for keys that no query sees.
+        dv: `P^T dO`, summed likewise.
+        delta: `rowsum(dO * O) = rowsum(dP * P)`; 0 for rows that see no key. None where an implementation does not return it.
+    """
+
+    dq: Float[Tensor, "batch heads queries dim"]
+    dk: Float[Tensor, "batch kv_heads keys dim"]
+    dv: Float[Tensor, "batch kv_heads keys values"]
+    delta: Float[Tensor, "batch heads queries"] | None
 
 
 @dataclass(frozen=True)
@@ -63,56 +85,20 @@ class Saved:
     out: Float[Tensor, "batch heads queries values"]
     lse: Float[Tensor, "batch heads queries"]
 
-    def check(self, q: Tensor, v: Tensor) -> None:
-        """Raise BadInput unless the shapes are those that a forward pass on q and v gives."""
-        for name, tensor, shape in (("out", self.out, (*q.shape[:-1], v.shape[-1])), ("lse", self.lse, q.shape[:-1])):
-            if tensor.shape != shape:
-                hint = f"give {tuple(shape)}, as the forward pass on q, k and v does"
-                raise BadInput(f"saved.{name}", tuple(tensor.shape), hint)
-
-
-@dataclass(frozen=True)
-class Gradients(_Launched):
-    """The gradients of `sum(dO * O)` with respect to q, k and v.
-
-    Attributes:
-        dq: `scale dS K`; 0 for rows that see no key.
-        dk: `scale dS^T Q`, summed over the heads that share a KV head; 0 for keys that no query sees.
-        dv: `P^T dO`, summed likewise.
-        delta: `rowsum(dO * O) = rowsum(dP * P)`; 0 for rows that see no key. None where an implementation does not return it.
-        counters, launch: as those of `Output`.
-    """
-
-    dq: Float[Tensor, "batch heads queries dim"]
-    dk: Float[Tensor, "batch kv_heads keys dim"]
-    dv: Float[Tensor, "batch kv_heads keys values"]
-    delta: Float[Tensor, "batch heads queries"] | None
-    counters: dict[str, float] = field(default_factory=dict)
-    launch: KernelLaunch = KernelLaunch()
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The outputs by name, the primary one first, which is what a measurement compares."""
-        gradients = {"dq": self.dq, "dk": self.dk, "dv": self.dv}
-        return gradients if self.delta is None else gradients | {"delta": self.delta}
-
 
 @dataclass(frozen=True)
 class KernelArithmetic(Generic[AnyPrecision]):
     """How a kernel computes on one shape under one mask, as far as it is known: what its emulation is made of.
 
     Forward, `br` changes no bit of a row. Backward, `br` and `query_order` decide the order in which dK and dV are added up, `bc`
-    and `order` that of dQ. None is what is not known.
+    and `order` that of dQ. None is what is not known, and `why` says why.
 
     Attributes:
-        precision: the format of each step.
         softmax, recompute: the recurrence of a forward pass, and what a backward pass computes again.
         tiling: all of the order but `query_order`, where nothing of it is left to choose.
-        br, bc: the tile.
         order: of the tiles of keys. Additions by atomics have none: `Order.RANDOM` draws one.
         query_order: of the tiles of queries; with `tiling` None where it is the same.
-        splits: ranges of keys.
         turns: with `tiling`, an order of query tiles for each tile of keys.
-        why: the reason why something is not known.
     """
 
     precision: AnyPrecision
@@ -151,7 +137,7 @@ class Implementation:
 
     @property
     def format(self) -> Format:
-        """Of the primary output."""
+        """That of the primary output."""
         return next(iter(self.formats.values()))
 
     @property
@@ -264,7 +250,10 @@ def check_backward_shapes(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mas
     if do.shape != expected:
         raise BadInput("do", tuple(do.shape), f"it must have the shape of the output, {tuple(expected)}")
     if saved is not None:
-        saved.check(q, v)
+        for name, tensor, shape in (("out", saved.out, expected), ("lse", saved.lse, q.shape[:-1])):
+            if tensor.shape != shape:
+                hint = f"give {tuple(shape)}, as the forward pass on q, k and v does"
+                raise BadInput(f"saved.{name}", tuple(tensor.shape), hint)
 
 
 def group_heads(q: Tensor, kv_heads: int) -> Float[Tensor, "batch kv_heads group queries dim"]:

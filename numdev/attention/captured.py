@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from numdev.attention.mask import Mask
-from numdev.attention.problem import Shape
+from numdev.attention.problem import Shape, Source
 from numdev.errors import BadInput
 from numdev.lazy import torch
 from numdev.settings import setting
@@ -53,7 +53,7 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class Captured:
+class Captured(Source):
     """Tensors `<layer>.q`, `<layer>.k`, `<layer>.v` of a file, each `[heads, tokens, head_dim]` or with a batch before it.
 
     `<layer>.do`, in the shape of q, is the gradient of the output. The backward pass is measured on it where the file has it.
@@ -183,11 +183,9 @@ class Captured:
         return Shape(heads=max(1, len(q) // len(k)), queries=queries, keys=keys, head_dim=q.shape[-1])
 
     def replicates(self, shape: Shape) -> int:
-        """How many replicates of this shape the chosen layers have."""
         return len(self._places(shape))
 
     def cluster(self, shape: Shape, seed: int) -> str:
-        """The layer of a replicate."""
         return self._place(shape, seed)[0]
 
     def _layers(self) -> dict[str, _Layer]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
-from numdev.attention.mask import Mask
-from numdev.attention.problem import Shape
+from numdev.attention.problem import Shape, Source
 from numdev.errors import BadInput
 from numdev.lazy import torch
 from numdev.settings import setting
@@ -31,43 +31,28 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Drawn(Source):
     """Independent entries of q, k and v, in FP64, by a seed; a class for each distribution says which.
 
     Attributes:
         kind: the distribution's name.
+        takes: whether a parameter can have a value, and what to give instead.
     """
 
     kind: Kind = field(init=False)
+    takes: ClassVar[tuple[Callable[[float], bool], str]] = (math.isfinite, "give a finite number")
 
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, (int, float)):
-                self._require(math.isfinite(value), each.name, "give a finite number")
-
-    def replicates(self, shape: Shape) -> None:
-        """Any number can be drawn."""
-
-    def cluster(self, shape: Shape, seed: int) -> str:
-        """None: draws are independent."""
-        return ""
+                for accepts, mend in (Drawn.takes, self.takes):
+                    self._require(accepts(value), each.name, mend)
 
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v in FP64 on the CPU: a function of the arguments alone."""
         generator = torch.Generator().manual_seed(seed)
         q, k, v = (self.entries(size, generator) for size in (shape.q, shape.kv, shape.kv))
         return *self.posed(q, k, scale), v
-
-    def mask(self, shape: Shape, **fields: Any) -> Mask:
-        """See `Source.mask`."""
-        return Mask(**fields)
-
-    def scale(self) -> None:
-        """None: 1/sqrt(head_dim)."""
-
-    def gradient(self, shape: Shape, seed: int) -> None:
-        """None: the backward pass draws dO."""
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """The entries of one of the three, normal unless the distribution says otherwise."""
@@ -105,10 +90,7 @@ class NormalLogits(Drawn):
 
     kind: Kind = field(init=False, default=Kind.NORMAL_LOGITS)
     std: float = setting(4.0, "standard deviation of the scores of normal_logits")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.std > 0, "std", "give a positive number, such as 4")
+    takes = (lambda std: std > 0, "give a positive number, such as 4")
 
     def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """Var(q . k) = d s^4 for entries of variance s^2, so s^2 = std / (scale sqrt(d))."""
@@ -122,10 +104,7 @@ class Outliers(Drawn):
 
     kind: Kind = field(init=False, default=Kind.OUTLIERS)
     share: float = setting(1e-3, "share of the entries of outliers that get N(0, 100) on top")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(0 <= self.share <= 1, "share", "give a share from 0 to 1, such as 0.001")
+    takes = (lambda share: 0 <= share <= 1, "give a share from 0 to 1, such as 0.001")
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         base, large = super().entries(size, generator), super().entries(size, generator) * 10.0  # N(0, 100): variance 100
@@ -138,10 +117,7 @@ class StudentT(Drawn):
 
     kind: Kind = field(init=False, default=Kind.STUDENT_T)
     df: float = setting(3.0, "degrees of freedom of student_t", "count")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.df > 0, "df", "give a positive number, such as 3")
+    takes = (lambda df: df > 0, "give a positive number, such as 3")
 
     def entries(self, size: Size, generator: torch.Generator) -> torch.Tensor:
         """t = Z / sqrt(chi2_nu / nu); chi2_nu / 2 ~ Gamma(nu / 2)."""
@@ -159,10 +135,7 @@ class Tied(Drawn):
 
     kind: Kind = field(init=False, default=Kind.TIED)
     copies: int = setting(4, "how often each query's best key occurs in tied", "count")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require(self.copies >= 1, "copies", "give a whole number of at least 1, such as 4")
+    takes = (lambda copies: copies >= 1, "give a whole number of at least 1, such as 4")
 
     def posed(self, q: torch.Tensor, k: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
         """The first `keys // copies` keys over and over, so that every key, and every query's best, occurs `copies` times.
@@ -229,11 +202,7 @@ DISTRIBUTIONS = (Uniform, Normal, NormalLogits, Outliers, StudentT, Tied, Sink, 
 
 
 def Distribution(kind: Kind = Kind.UNIFORM, **parameters: int | float) -> Drawn:  # noqa: N802, it is called as the classes are
-    """The distribution of a name with its own parameters: `Distribution(Kind.SINK, rise=3.0)` is `Sink(3.0)`.
-
-    Raises:
-        BadInput: for a parameter that the distribution does not have, or a value that it cannot take.
-    """
+    """The distribution of a name with its own parameters: `Distribution(Kind.SINK, rise=3.0)` is `Sink(3.0)`."""
     made: type[Any] = next(each for each in DISTRIBUTIONS if each.kind is kind)
     known = [each.name for each in fields(made) if each.init]
     for name, value in parameters.items():

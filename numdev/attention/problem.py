@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from jaxtyping import Float
 
@@ -70,9 +70,8 @@ class Shape:
         return self.batch, self.kv_heads, self.keys, self.head_dim
 
 
-@runtime_checkable
-class Source(Protocol):
-    """Where q, k and v come from: a seeded distribution or captured tensors."""
+class Source:
+    """Where q, k and v come from: a seeded distribution, to which the defaults apply, or captured tensors."""
 
     def draw(
         self, shape: Shape, scale: float, seed: int
@@ -82,27 +81,27 @@ class Source(Protocol):
         Float[torch.Tensor, "batch kv_heads keys dim"],
     ]:
         """q, k, v in FP64 on the CPU, a function of the arguments alone."""
-        ...
+        raise NotImplementedError
 
     def gradient(self, shape: Shape, seed: int) -> Float[torch.Tensor, "batch heads queries dim"] | None:
         """dO of a replicate, in FP64 on the CPU; None where the source has none, and the backward pass draws one."""
-        ...
+        return None
 
     def mask(self, shape: Shape, **fields: Any) -> Mask:
         """The mask under which the tensors were computed, some of its fields replaced; nothing masked for drawn ones."""
-        ...
+        return Mask(**fields)
 
     def scale(self) -> float | None:
         """The scale under which the tensors were computed; None for 1/sqrt(head_dim), and for drawn ones."""
-        ...
+        return None
 
     def replicates(self, shape: Shape) -> int | None:
         """How many replicates there are; None where any number can be drawn."""
-        ...
+        return None
 
     def cluster(self, shape: Shape, seed: int) -> str:
         """The group of replicates that are alike to which one belongs, such as a layer; empty where all are independent."""
-        ...
+        return ""
 
 
 _OF_SOURCE = Mask()
@@ -156,14 +155,11 @@ class Problem:
 
     @property
     def softmax_scale(self) -> float:
+        """`scale`, which is 1/sqrt(head_dim) where nothing says another."""
         return float(self.shape.head_dim**-0.5) if self.scale is None else self.scale
 
     def inputs(self, seed: int, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
-        """The replicate's `q`, `k`, `v` in FP64: drawn on the CPU, so the same on every device.
-
-        Raises:
-            BadInput: if the source cannot serve the shape or the seed, or holds NaN or Inf.
-        """
+        """The replicate's `q`, `k`, `v` in FP64: drawn on the CPU, so the same on every device."""
         q, k, v = self.source.draw(self.shape, self.softmax_scale, seed)
         return {"q": q.to(device), "k": k.to(device), "v": v.to(device)}
 
@@ -211,9 +207,6 @@ def draw_do(problem: Any, seed: int, device: torch.device) -> dict[str, torch.Te
 
     If the problem's source provides dO, as captured tensors may, it is taken from there; otherwise entries are independent
     N(mean, 1), where the mean is `do_mean` of a `BackwardProblem` and 0 for other problems.
-
-    Raises:
-        BadInput: for a mean if the source provides dO, and if the source cannot provide dO of this shape.
     """
     mean = problem.do_mean if isinstance(problem, BackwardProblem) else 0.0
     do = problem.source.gradient(problem.shape, seed)

@@ -105,7 +105,7 @@ class Tiled(OverTiles):
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
         counted = {} if counters is None else counters.summary()
-        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counted, launch)
+        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counters=counted, launch=launch)
 
     def _tensors(self, run: Run) -> tuple[Tensor, Tensor]:
         """Block by block of the rows, by tensor operations; how many rows a block has changes no bit."""
@@ -188,7 +188,7 @@ class TiledBackward(GradientsOverTiles):
         dq, dk = steps.scale("scale dq", dq, run.factor), steps.scale("scale dk", dk, run.factor)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         counted = {} if counters is None else counters.summary()
-        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counted, launch)
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counters=counted, launch=launch)
 
     def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
         """Of query tiles and KV tiles of grouped heads, in their order."""

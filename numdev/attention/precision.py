@@ -7,9 +7,10 @@ recurrence and tile that go with each are `softmax` and `tiling` options of that
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, InitVar, dataclass, fields, replace
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, overload
 
 from jaxtyping import Float
 
@@ -42,6 +43,8 @@ FORMATS = tuple(fmt for fmt in CATALOGUE.values() if not fmt.is_integer)
 
 Step = Cast | Dot | Microscaled | Quantised
 Kind = TypeVar("Kind", bound="Policy")
+Three: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+Four: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]"
 
 _FP32 = Cast(FP32)  # made once: every step of every policy is compared with it
 _FP64 = Cast(FP64)
@@ -119,28 +122,22 @@ class Policy:
 
     @classmethod
     def kernel(cls: type[Kind], fmt: Format) -> Kind:
-        """`fmt` for inputs, P, dS and outputs, FP32 for all else: what FlashAttention kernels do; see `stored`."""
+        """`fmt` for inputs, P, dS and outputs, FP32 for all else: what FlashAttention kernels do."""
         return _of_family(cls, "kernel", fmt)
 
     @classmethod
     def parse(cls: type[Kind], name: str) -> Kind:
-        """A preset by name: `golden`, one of `SHIPPED`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`.
-
-        Raises:
-            BadInput: for any other name.
-        """
+        """A preset by name: `golden`, one of `SHIPPED`, a format (`bf16` is `uniform`), `kernel_bf16`, `eager_bf16`."""
         named: dict[str, Callable[[], Any]] = {"golden": cls.golden, **cls.SHIPPED}
         if name in named:
             policy: Kind = named[name]()
             return policy
         family, _, fmt = name.rpartition("_")
+        with suppress(BadInput):
+            if family in ("", "uniform", "eager", "kernel"):
+                return _of_family(cls, family, Format.parse(fmt))
         hint = f"use {', '.join(named)}, or a format (bf16, fp16, fp32, e5m2, ...), alone or behind kernel_ or eager_"
-        if family not in ("", "uniform", "eager", "kernel"):
-            raise BadInput("precision", name, hint)
-        try:
-            return _of_family(cls, family, Format.parse(fmt))
-        except BadInput:
-            raise BadInput("precision", name, hint) from None
+        raise BadInput("precision", name, hint)
 
     @classmethod
     @memoised
@@ -153,11 +150,7 @@ class Policy:
         return names
 
     def with_step(self: Kind, **steps: Step | Format | str) -> Kind:  # beartype knows no Self in a method
-        """The policy with some steps changed: `policy.with_step(row_sum="bf16@64", output=FP32)`.
-
-        Raises:
-            BadInput: naming the step, for one that the policy does not have, and for a value that it cannot hold.
-        """
+        """The policy with some steps changed: `policy.with_step(row_sum="bf16@64", output=FP32)`."""
         known = _kinds(type(self))
         for name, value in steps.items():
             if name not in known:
@@ -206,8 +199,12 @@ class Policy:
             if dot.every is not None and dot.every > lengths[name]
         ]
 
-    def _rounded(self, *tensors: torch.Tensor) -> Any:
-        """The inputs as the algorithm sees them, in the carrier; each is a rounding event of its own."""
+    @overload
+    def round_inputs(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, /) -> Three: ...
+    @overload
+    def round_inputs(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor, /) -> Four: ...
+    def round_inputs(self, *tensors: Any) -> Any:
+        """q, k, v (and dO) as the algorithm sees them, in the carrier; each is a rounding event of its own."""
         inputs, noise = vars(self)["inputs"], Noise()
         if isinstance(inputs, Quantised):
             rounded: Iterable[torch.Tensor] = inputs(*tensors)
@@ -231,8 +228,11 @@ class Policy:
         return {each.name: str(getattr(self, each.name)) for each in fields(self)}
 
     def describe(self) -> dict[str, Any]:
-        """Its steps as text, and its name, which stand for it in a configuration."""
-        return self.steps() | {"name": self.name}
+        """Its steps as text, its name, and how inputs are quantised, which stand for it in a configuration."""
+        known, inputs = self.steps() | {"name": self.name}, vars(self)["inputs"]
+        if not isinstance(inputs, Quantised):
+            return known
+        return known | {"quantise": {each.name: getattr(inputs, each.name) for each in fields(inputs)}}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(" + ", ".join(f"{name}={text}" for name, text in self.steps().items()) + ")"
@@ -292,11 +292,6 @@ class Precision(Policy):
         """Settings of the inputs that are not read as the others are, and what reads them."""
         return self.inputs.idle if isinstance(self.inputs, Quantised) else {}
 
-    def round_inputs(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k and v as the algorithm sees them, in the carrier."""
-        rounded: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = self._rounded(q, k, v)
-        return rounded
-
     def scale_queries(self, q: Float[torch.Tensor, "*shape"], factor: float) -> Float[torch.Tensor, "*shape"]:
         """`factor q` as it enters `Q K^T`, in the carrier: the exact product, rounded once by the cast of the inputs.
 
@@ -307,13 +302,6 @@ class Precision(Policy):
         noise = Noise(event=_SCALED_QUERIES)
         scale = RoundedOnce(Operation.MULTIPLY, cast, carrier, factor, torch.float64)
         return scale(q.to(torch.float64, copy=True), factor, noise).to(q.dtype)
-
-    def describe(self) -> dict[str, Any]:
-        """See `Policy.describe`; and how inputs are quantised."""
-        known = super().describe()
-        if not isinstance(self.inputs, Quantised):
-            return known
-        return known | {"quantise": {each.name: getattr(self.inputs, each.name) for each in fields(self.inputs)}}
 
 
 @dataclass(frozen=True, repr=False)
@@ -343,13 +331,6 @@ class BackwardPrecision(Policy):
     dv_sum: Cast = _step("the running sum of dV over tiles of queries")
     output: Cast = _step("dQ, dK and dV as they are returned")
 
-    def round_inputs(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, do: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v and dO as the algorithm sees them, in the carrier; q, k and v as a forward pass with the same cast does."""
-        rounded: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] = self._rounded(q, k, v, do)
-        return rounded
-
 
 @memoised
 def _kinds(policy: type[Policy]) -> dict[str, tuple[type, ...]]:
@@ -362,8 +343,11 @@ def _kinds(policy: type[Policy]) -> dict[str, tuple[type, ...]]:
 def _of_family(policy: type[Kind], family: str, fmt: Format) -> Kind:
     """See `Policy.uniform`, `eager` and `kernel`."""
     wide = FP64 if fmt == FP64 else FP32  # the format in which kernels, and the softmax of torch, compute on tensors in `fmt`
-    if family == "kernel":
-        return policy.throughout(Cast(wide)).with_step(**dict.fromkeys(policy.STORED, _stored(fmt)))
+    if (
+        family == "kernel"
+    ):  # formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`)
+        stored = _saturating(fmt) if fmt.bits <= 8 else Cast(fmt)
+        return policy.throughout(Cast(wide)).with_step(**dict.fromkeys(policy.STORED, stored))
     uniform = policy.throughout(Cast(fmt))
     return uniform.with_step(**dict.fromkeys(policy.WIDE, wide)) if family == "eager" else uniform
 
@@ -388,7 +372,7 @@ def _as_step(policy: type[Policy], name: str, kinds: tuple[type, ...], value: St
 
 
 def casts_of(step: Step) -> Iterator[Cast]:
-    """The casts of a step: one, but two of quantised inputs, whose values may have a grid of their own."""
+    """The cast of a step, or the two of quantised inputs, whose values may have a grid of their own."""
     for part in (step.to, step.values or step.to) if isinstance(step, Quantised) else (step,):
         yield part.accumulate if isinstance(part, Dot) else part.element if isinstance(part, Microscaled) else part
 
@@ -409,14 +393,6 @@ def _reseeded(step: Step | None, seed: int) -> Step | None:
 def _saturating(fmt: Format) -> Cast:
     """The cast to `fmt` whose results beyond the largest number are the largest number."""
     return Cast(fmt, overflow=Overflow.SATURATE)
-
-
-def _stored(fmt: Format) -> Cast:
-    """The cast by which a kernel stores in `fmt`.
-
-    Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
-    """
-    return _saturating(fmt) if fmt.bits <= 8 else Cast(fmt)
 
 
 def fa4_fp8() -> Precision:

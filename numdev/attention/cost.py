@@ -48,8 +48,6 @@ class CostModel:
     """The algorithm of an implementation as the model sees it; the implementation declares it.
 
     Attributes:
-        algorithm: which of the two it is.
-        width: of its elements in memory.
         br: rows of its tile of queries; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1).
         holds_scores: whether S and P are in memory whole.
         packs_heads: whether heads that share k and v are rows of one tile where there is one query, and read them once.
@@ -71,24 +69,13 @@ class CostModel:
     scales_lse: bool = False
 
 
-@dataclass(frozen=True)
-class Cost:
-    """The cost of one call by the model: the algorithm, the bytes it moves, and the rows of its tile, 0 without tiles."""
-
-    algorithm: Algorithm
-    bytes: float
-    br: int
-
-
-def cost_of(problem: Problem, model: CostModel, device: torch.device, *, backward: bool = False) -> Cost:
-    """The cost of a pass by the model of an implementation, on a device."""
+def cost_of(problem: Problem, model: CostModel, device: torch.device, *, backward: bool = False) -> tuple[float, int]:
+    """The bytes that a pass moves on a device by the model of an implementation, and the rows of its tile, 0 without tiles."""
     problem = problem if backward else as_computed(problem, model)
     if model.algorithm is Algorithm.VANILLA:
-        moved = (backward_vanilla_bytes if backward else vanilla_bytes)(problem, model.width)
-        return Cost(model.algorithm, moved, 0)
+        return (backward_vanilla_bytes if backward else vanilla_bytes)(problem, model.width), 0
     br = rows_of_tile(problem, model, device)
-    tiled = backward_tiled_bytes(problem, model, br, model.bc or br) if backward else tiled_bytes(problem, model.width, br)
-    return Cost(model.algorithm, tiled, br)
+    return backward_tiled_bytes(problem, model, br, model.bc or br) if backward else tiled_bytes(problem, model.width, br), br
 
 
 def operations(problem: Problem) -> int:
@@ -180,8 +167,7 @@ def _keys_of_tiles(problem: Problem, br: int) -> int:
     ends = (starts + br - 1).clamp(max=shape.queries - 1)
     keys = 0
     for length in mask.lengths(shape.batch, shape.keys):
-        low, _ = mask.key_range(shape.queries, shape.keys, starts, length)
-        _, high = mask.key_range(shape.queries, shape.keys, ends, length)
+        (low, _), (_, high) = (mask.key_range(shape.queries, shape.keys, rows, length) for rows in (starts, ends))
         keys += int((high - low).clamp(min=0).sum())
     return keys
 
@@ -202,10 +188,7 @@ def _meetings(problem: Problem, bc: int) -> tuple[int, int, int]:
 
 def rows_of_tile(problem: Problem, model: CostModel, device: torch.device) -> int:
     """Br: the implementation's own, or `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)."""
-    if model.br is not None:
-        return model.br
-    elements = on_chip_bytes(device) / model.width.input
-    return max(1, math.ceil(elements / (4 * problem.shape.head_dim)))
+    return model.br or max(1, math.ceil(on_chip_bytes(device) / model.width.input / (4 * problem.shape.head_dim)))
 
 
 def on_chip_bytes(device: torch.device) -> int:

@@ -30,8 +30,7 @@ from numdev.attention.steps import NEVER
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.dispatch import IN_TORCH
 
-# Scores held at once. Forward, on a CPU, 8 MB: they stay in the last-level cache.
-_WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 27}
+_WORKSPACE = {"cpu": 1 << 20, "cuda": 1 << 27}  # scores held at once; on a CPU, 8 MB, they stay in the last-level cache
 _BACKWARD_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}
 
 
@@ -173,11 +172,7 @@ def _seen(x: Tensor, visible: Tensor | None, otherwise: float = 0.0) -> Tensor:
 
 @dataclass(frozen=True)
 class RoundedBackward(Backward):
-    """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have.
-
-    Attributes:
-        fmt: the format of inputs and gradients; delta is rounded to FP32.
-    """
+    """Exact gradients of inputs in a format, rounded once to it: the smallest error that a kernel can have; delta is in FP32."""
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET, "kernel", IN_TORCH)
     unknown: ClassVar[str] = "it has no tiles"
@@ -210,7 +205,6 @@ class RoundedBackward(Backward):
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
-        """The backward pass alone; see `ExactBackward.backward`."""
         return self._rounded(ExactBackward().backward(q, k, v, do, saved, mask, scale))
 
     def _rounded(self, exact: Gradients) -> Gradients:

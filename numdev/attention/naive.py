@@ -127,8 +127,8 @@ class NaiveBackward(Backward):
     always computed from P; dS is rounded by `ds`, then scaled and rounded by `ds` again, as torch does.
 
     Attributes:
-        precision: the policy of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
-        forward: the policy of the forward pass, which computes P.
+        precision: of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
+        forward: of the forward pass, which computes P.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(
@@ -198,11 +198,11 @@ class NaiveBackward(Backward):
             delta.masked_fill_(~visible.any(-1, keepdim=True), 0.0)
         p = steps.probabilities(p)
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
-        steps.add_dq(dq, ds, k, visible)
+        steps.add("dq", dq, ds, k, visible)
+        seen = None if visible is None else visible[:, :, 0].mT
         for head in range(q.shape[2]):
-            seen = None if visible is None else visible[:, :, 0]
-            steps.add_dk(dk, ds[:, :, head], q[:, :, head], seen)
-            steps.add_dv(dv, p[:, :, head], do[:, :, head], seen)
+            steps.add("dk", dk, ds[:, :, head].mT, q[:, :, head], seen)
+            steps.add("dv", dv, p[:, :, head].mT, do[:, :, head], seen)
         steps.at(END, 0, 0)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2))

@@ -19,8 +19,8 @@ from numdev.attention.cost import CostModel
 from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.differentiable import Backward, Passes
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.kernels.launch import digest, interpreting, triton_version
-from numdev.attention.mask import Mask
+from numdev.attention.kernels.launch import digest as launch_digest
+from numdev.attention.kernels.runtime import interpreting, triton_version
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, draw_do
 from numdev.attention.tiling import KernelLaunch
@@ -41,10 +41,7 @@ class AttentionWorkload(Workload):
 
     def sample(self, problem: Problem) -> Problem:
         """The problem of the first batch entry and the query heads that share one KV head."""
-        shape, mask = problem.shape, problem.mask
-        lengths = None if mask.key_lengths is None else mask.key_lengths[:1]
-        small = replace(shape, batch=1, heads=shape.heads // shape.kv_heads, kv_heads=1)
-        return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+        return _of_one_head(problem, heads=problem.shape.heads // problem.shape.kv_heads)
 
     def held(self, problem: Problem, variant: Implementation, rounded: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Every head and batch entry, in a dtype that a call need not convert."""
@@ -71,11 +68,8 @@ class AttentionWorkload(Workload):
 
     def smaller(self, problem: Problem, tokens: int) -> Problem:
         """One head of one batch entry with at most so many queries and keys."""
-        shape, mask = problem.shape, problem.mask
-        queries, keys = min(shape.queries, tokens), min(shape.keys, tokens)
-        lengths = None if mask.key_lengths is None else (min(mask.key_lengths[0], keys),)
-        small = replace(shape, batch=1, heads=1, kv_heads=1, queries=queries, keys=keys)
-        return replace(problem, shape=small, mask=Mask(mask.causal, mask.window, lengths))
+        queries, keys = min(problem.shape.queries, tokens), min(problem.shape.keys, tokens)
+        return _of_one_head(problem, heads=1, queries=queries, keys=keys)
 
     def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of the kernel that ran."""
@@ -124,20 +118,26 @@ class BackwardWorkload(AttentionWorkload):
         return variant.passes(q, k, v, do, problem.mask, problem.softmax_scale)
 
 
+def _of_one_head(problem: Problem, **sizes: Any) -> Problem:
+    """The problem of one batch entry and one KV head, with other sizes."""
+    shape, mask = replace(problem.shape, batch=1, kv_heads=1, **sizes), problem.mask
+    lengths = None if mask.key_lengths is None else (min(mask.key_lengths[0], shape.keys),)
+    return replace(problem, shape=shape, mask=replace(mask, key_lengths=lengths))
+
+
 def _cost(problem: Problem, model: CostModel | None, device: torch.device, *, backward: bool = False) -> Cost:
     """Of a pass by the model of an implementation, if it has one."""
     operations = (cost.backward_operations if backward else cost.operations)(problem)
     if model is None:
         return Cost(operations)
-    modelled = cost.cost_of(problem, model, device, backward=backward)
-    return Cost(operations, modelled.algorithm.value, modelled.bytes, modelled.br)
+    return Cost(operations, model.algorithm.value, *cost.cost_of(problem, model, device, backward=backward))
 
 
 def environment(device: torch.device) -> dict[str, str]:
     """Version of Triton and digest of the table of launches, where kernels can run."""
     if device.type == "cuda":
-        return {"triton": triton_version(), "launch_table": digest()}
-    return {"triton": f"{triton_version()} interpreted", "launch_table": digest()} if interpreting() else {}
+        return {"triton": triton_version(), "launch_table": launch_digest()}
+    return {"triton": f"{triton_version()} interpreted", "launch_table": launch_digest()} if interpreting() else {}
 
 
 def settings(*, backward: bool = False) -> tuple[Column, ...]:

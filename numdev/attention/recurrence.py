@@ -217,7 +217,7 @@ class BackwardRun:
             p = steps.probabilities(tile.p)
             if counters is not None:
                 counters.tile(tile.p, p, ds, tile.visible)
-            steps.add_dq(dq[tile.here], ds, self.k[..., tile.there, :], tile.visible)
+            steps.add("dq", dq[tile.here], ds, self.k[..., tile.there, :], tile.visible)
             self._add_to_keys(dk[..., tile.there, :], dv[..., tile.there, :], ds, p, tile)
         return dq, dk, dv
 
@@ -248,9 +248,9 @@ class BackwardRun:
         for head in range(q.shape[2]):
             for start, stop in tile.met:
                 part = slice(start - tile.first, stop - tile.first)
-                seen = None if tile.visible is None else tile.visible[:, :, 0, part]
-                self.steps.add_dk(dk, ds[:, :, head, part], q[:, :, head, part], seen)
-                self.steps.add_dv(dv, p[:, :, head, part], do[:, :, head, part], seen)
+                seen = None if tile.visible is None else tile.visible[:, :, 0, part].mT
+                self.steps.add("dk", dk, ds[:, :, head, part].mT, q[:, :, head, part], seen)
+                self.steps.add("dv", dv, p[:, :, head, part].mT, do[:, :, head, part], seen)
 
 
 @dataclass(frozen=True)

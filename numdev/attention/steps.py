@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.dot import Watch
+from numdev.arithmetic.dot import Dot, Watch
 from numdev.arithmetic.elementary import RoundedOnce
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import visible_product
@@ -213,17 +213,10 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
         cast = self.precision.ds
         return ds if cast == self.precision.difference else cast.apply_(ds, self.noise)
 
-    def add_dq(self, dq: Tensor, ds: Tensor, k: Tensor, visible: Tensor | None) -> None:
-        """`dQ + dS K`, in which keys that a row does not see have no part."""
-        self.do("add dq", dq, visible_product(ds, k, visible, lambda a, b: self.precision.dq(a, b, self.noise)))
-
-    def add_dk(self, dk: Tensor, ds: Tensor, q: Tensor, visible: Tensor | None) -> None:
-        """`dK + dS^T Q`, in which rows that do not see a key have no part."""
-        self.do("add dk", dk, visible_product(ds.mT, q, _turned(visible), lambda a, b: self.precision.dk(a, b, self.noise)))
-
-    def add_dv(self, dv: Tensor, p: Tensor, do: Tensor, visible: Tensor | None) -> None:
-        """`dV + P^T dO`, likewise."""
-        self.do("add dv", dv, visible_product(p.mT, do, _turned(visible), lambda a, b: self.precision.dv(a, b, self.noise)))
+    def add(self, name: str, total: Tensor, a: Tensor, b: Tensor, visible: Tensor | None) -> None:
+        """The product `a b` of the step `name`, in which what is not visible has no part, added to the sum of that gradient."""
+        dot: Dot = getattr(self.precision, name)
+        self.do(f"add {name}", total, visible_product(a, b, visible, lambda a, b: dot(a, b, self.noise)))
 
     def scale(self, name: str, gradient: Tensor, factor: float) -> Tensor:
         """`scale dQ` or `scale dK`; `name` is the operation."""
@@ -233,7 +226,3 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
 def divisor(row_sum: Tensor) -> Tensor:
     """`l`, and 1 for a row without a sum, whose result is 0 as that of every shipped kernel."""
     return row_sum.masked_fill(row_sum == 0, 1.0)
-
-
-def _turned(visible: Tensor | None) -> Tensor | None:
-    return None if visible is None else visible.mT

@@ -28,10 +28,7 @@ class Custom(InDtype):
     raises `numdev.Unsupported` for a mask or shape that it cannot honour. What it returns is refused unless it has the shapes
     above, lies on the device of the inputs, and `out` has the torch dtype of `fmt`, `lse` FP32 (FP64 where `fmt` is FP64).
 
-    Attributes:
-        function: where to import it from.
-        fmt: the format of its inputs and of its output.
-        digest: SHA-256 of its sources, so that results of an edited function have another key; see `numdev.user_code`.
+    `digest` is the SHA-256 of its sources, so that results of an edited function have another key; see `numdev.user_code`.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {_FIELD}, "kernel", IN_TORCH)

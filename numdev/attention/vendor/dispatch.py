@@ -208,11 +208,7 @@ class ByAutograd(Backward):
         return None if model is None else replace(model, br=None)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
-        """The gradients, in the dtype of the format. Shapes as in `Gradients`.
-
-        Raises:
-            Unsupported: with PyTorch's own reason, if it cannot run the request, or another kernel ran than was asked for.
-        """
+        """The gradients, in the dtype of the format. What PyTorch cannot run is refused with its own reason."""
         forward, backward = self.passes(q, k, v, do, mask, scale)
         return backward(forward())
 

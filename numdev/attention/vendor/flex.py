@@ -24,15 +24,14 @@ from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Resu
 from numdev.errors import BadInput, Unsupported
 
 _FIELD = "attention"
+_CUTS = "blocks that the mask cuts come first, an order that no tiling here has"
 
 
 @dataclass(frozen=True)
 class Flex(InDtype):
     """`torch.nn.attention.flex_attention` under `torch.compile`, never in its eager form.
 
-    Attributes:
-        br, bc: the tile of the generated kernel; None leaves it to PyTorch.
-        fmt: of inputs and output.
+    `br` and `bc` are the tile of the generated kernel; None leaves it to PyTorch. `fmt` is that of inputs and output.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | SIDES, "kernel", IN_TORCH)
@@ -43,7 +42,7 @@ class Flex(InDtype):
 
     @staticmethod
     def of_settings(fmt: Format, tile: tuple[int | None, int | None]) -> Flex:
-        """From settings: the sides of the tile as `numdev.attention.tiling.sides` has them."""
+        """From settings: `tile` as `numdev.attention.tiling.sides` has it."""
         return Flex(*tile, fmt)
 
     @property
@@ -60,17 +59,10 @@ class Flex(InDtype):
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         """Under a mask it visits the blocks that the mask cuts first, an order that no tiling here has."""
-        policy = self.precision
-        if mask.is_none:
-            return KernelArithmetic(policy, bc=self.bc, order=Order.FORWARD, why="it depends on the launch")
-        return KernelArithmetic(policy, bc=self.bc, why="blocks that the mask cuts come first, an order that no tiling here has")
+        order, why = (Order.FORWARD, "it depends on the launch") if mask.is_none else (None, _CUTS)
+        return KernelArithmetic(self.precision, bc=self.bc, order=order, why=why)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """Shapes as in `Output`.
-
-        Raises:
-            Unsupported: with PyTorch's reason, if it cannot be compiled for the request.
-        """
         check_shapes(q, k, v, mask)
         if q.device.type != "cuda":
             raise Unsupported(_FIELD, "FlexAttention is compiled for CUDA devices here; use device=cuda")
@@ -128,7 +120,6 @@ def _block_mask(mask: Mask, batch: int, queries: int, keys: int, device: torch.d
 
     shift = keys - queries
     lengths = None if mask.key_lengths is None else torch.tensor(mask.key_lengths, device=device)
-
     limits: list[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = []
     if mask.causal:
         limits.append(lambda b, h, i, j: j <= i + shift)
@@ -143,10 +134,7 @@ def _block_mask(mask: Mask, batch: int, queries: int, keys: int, device: torch.d
 class FlexBackward(ByAutograd):
     """The gradients of `torch.nn.attention.flex_attention` under `torch.compile`, never in its eager form; see `Flex`.
 
-    Attributes:
-        br, bc: the tile of the generated kernel of the forward pass; None leaves it to PyTorch. Those of the backward
-            pass are always left to it.
-        fmt: of inputs and gradients.
+    `br` and `bc` are the tile of the forward pass; that of the backward pass is always left to PyTorch.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | SIDES, "kernel", IN_TORCH)
@@ -157,7 +145,7 @@ class FlexBackward(ByAutograd):
 
     @staticmethod
     def of_settings(fmt: Format, tile: tuple[int | None, int | None]) -> FlexBackward:
-        """As those of `Flex`."""
+        """See `Flex.of_settings`."""
         return FlexBackward(*tile, fmt)
 
     def __post_init__(self) -> None:
@@ -169,11 +157,8 @@ class FlexBackward(ByAutograd):
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
         """One pass computes dQ, another dK and dV, each over the tiles in order; but blocks that the mask cuts come first."""
-        policy = self.precision
-        if mask.is_none:
-            forward = Order.FORWARD
-            return KernelArithmetic(policy, order=forward, query_order=forward, why="it depends on the launch")
-        return KernelArithmetic(policy, why="blocks that the mask cuts come first, an order that no tiling here can express")
+        order, why = (Order.FORWARD, "it depends on the launch") if mask.is_none else (None, _CUTS)
+        return KernelArithmetic(self.precision, order=order, query_order=order, why=why)
 
     def compiling(self) -> AbstractContextManager[None]:
         return keeping_graphs()

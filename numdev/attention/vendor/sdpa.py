@@ -46,12 +46,7 @@ _BACKENDS = {
 
 @dataclass(frozen=True)
 class Sdpa(InDtype):
-    """`torch.nn.functional.scaled_dot_product_attention` by one backend and no other.
-
-    Attributes:
-        backend: see `Backend`.
-        fmt: of inputs and output.
-    """
+    """`torch.nn.functional.scaled_dot_product_attention` by one backend and no other, inputs and output in `fmt`."""
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {_FIELD}, "kernel", IN_TORCH)
 
@@ -78,16 +73,14 @@ class Sdpa(InDtype):
         return KernelArithmetic(policy)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """No LSE: the function does not return it.
-
-        Raises:
-            Unsupported: with PyTorch's own reason, if the backend cannot run the request or another one ran.
-        """
+        """No LSE: the function does not return it. What the backend cannot run is refused with PyTorch's own reason."""
         check_shapes(q, k, v, mask)
-        self._check_device(q.device)
+        if q.device.type != "cuda" and self.backend not in (Backend.FLASH, Backend.MATH):
+            raise Unsupported(_FIELD, f"{self.backend.value} runs on CUDA devices; on a CPU there are flash and math")
         factor = softmax_scale(q, scale)
         q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
-        arguments: dict[str, Any] = {"scale": factor, "enable_gqa": q.shape[1] != k.shape[1]} | self._mask(q, k, mask)
+        arguments = _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
+        arguments |= {"scale": factor, "enable_gqa": q.shape[1] != k.shape[1]}
 
         def run() -> Result:
             with sdpa_kernel([_BACKENDS[self.backend]]):
@@ -98,15 +91,6 @@ class Sdpa(InDtype):
         with refusals(_FIELD, self.backend.value):
             (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
         return Output(out, None, launch=KernelLaunch(kernel))
-
-    def _check_device(self, device: torch.device) -> None:
-        if device.type != "cuda" and self.backend not in (Backend.FLASH, Backend.MATH):
-            raise Unsupported(_FIELD, f"{self.backend.value} runs on CUDA devices; on a CPU there are flash and math")
-
-    def _mask(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Any]:
-        if mask.is_none:
-            return {}
-        return _arguments(self.backend, mask, q.shape[0], q.shape[-2], k.shape[-2], q.device)
 
 
 def _flash(policy: Precision, shape: Shape) -> KernelArithmetic[Precision]:
@@ -127,6 +111,8 @@ def _flash(policy: Precision, shape: Shape) -> KernelArithmetic[Precision]:
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
     """The arguments that state the mask. torch aligns `is_causal` top left, numdev bottom right: equal only for equal lengths."""
     causal = mask == Mask(causal=True)
+    if mask.is_none:
+        return {}
     if causal and queries == keys:
         return {"is_causal": True}
     if hides_rows(mask, batch, queries, keys):
@@ -152,11 +138,6 @@ class SavingSdpa(Sdpa):
     """`Sdpa` as it runs when gradients are required: O and LSE are those that PyTorch's own backward pass reads."""
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """Shapes as in `Output`.
-
-        Raises:
-            Unsupported: with PyTorch's own reason, if the backend cannot run the request; and if it saves no LSE.
-        """
         with torch.enable_grad():
             q, k, v = (x.detach().to(self.storage).requires_grad_() for x in (q, k, v))
             output = super().__call__(q, k, v, mask, scale)
@@ -179,10 +160,6 @@ class SdpaBackward(ByAutograd):
     """The gradients of `torch.nn.functional.scaled_dot_product_attention` by one backend and no other; see `Sdpa`.
 
     PyTorch's kernels round dK and dV of each head before they sum those of the heads that share a KV head.
-
-    Attributes:
-        backend: see `Backend`.
-        fmt: of inputs and gradients.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {"backward.backend"}, "kernel", IN_TORCH)
@@ -234,7 +211,6 @@ def _flash_on_cpu(fmt: Format, shape: Shape) -> KernelArithmetic[BackwardPrecisi
     It multiplies dS by the scale before dS is rounded. If the scale is a power of two, this equals scaling the sums at the end;
     otherwise it rounds once less.
     """
-    queries = shape.queries
     policy = BackwardPrecision.kernel(fmt).with_step(dq_sum=fmt, dk_sum=fmt, dv_sum=fmt)
-    br = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    br = 256 if shape.queries >= 768 else 64 if shape.queries >= 192 else 32
     return KernelArithmetic(policy, recompute=Recompute(), br=br, bc=512, order=Order.FORWARD, query_order=Order.FORWARD)

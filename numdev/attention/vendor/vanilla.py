@@ -24,10 +24,7 @@ class Vanilla(InDtype):
     """`S = scale Q K^T`, `P = softmax(S)`, `O = P V` in the dtype itself (Dao et al. 2022, Algorithm 0).
 
     `Naive` emulates these operations in any format, step by step; `Vanilla` runs them, with `Theta(N^2)` memory, to measure their
-    speed.
-
-    Attributes:
-        fmt: of inputs, scores, P and output; one that torch multiplies matrices in.
+    speed. Torch must be able to multiply matrices in `fmt`.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET, "eager", IN_TORCH)
@@ -43,11 +40,7 @@ class Vanilla(InDtype):
         return CostModel(Algorithm.VANILLA, Width.of(self.fmt, self.fmt), holds_scores=True)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        """Shapes as in `Output`, no LSE; rows that see no key are 0.
-
-        Raises:
-            Unsupported: for a format of fewer than 16 bits.
-        """
+        """No LSE; rows that see no key are 0."""
         check_shapes(q, k, v, mask)
         if self.fmt.bits < 16:
             raise Unsupported("precision", f"torch has no matmul in {self.fmt.name}; use bf16, fp16, fp32 or fp64")
@@ -62,9 +55,8 @@ class Vanilla(InDtype):
             scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
         p = torch.softmax(scores, -1)
         del scores  # S and P are held at once; S, P and O need not be
-        if seen is not None and hides_rows(
-            mask, batch, queries, keys
-        ):  # softmax of nothing is NaN; its gradient needs it as it is
+        if seen is not None and hides_rows(mask, batch, queries, keys):
+            # Softmax of nothing is NaN; its gradient needs it as it is.
             p = p.view(batch, heads, queries, keys).masked_fill(~seen.any(-1, keepdim=True), 0.0).view_as(p)
         return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)
 
@@ -74,9 +66,6 @@ class VanillaBackward(ByAutograd):
     """The gradients of matmul, softmax, matmul of torch in the dtype itself; see `Vanilla`.
 
     `NaiveBackward.eager` emulates these operations in any format.
-
-    Attributes:
-        fmt: the format of inputs, scores, P and gradients; torch must be able to multiply matrices in it.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET, "eager", IN_TORCH)

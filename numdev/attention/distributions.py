@@ -46,8 +46,8 @@ class Drawn(Source):
         for each in fields(self):
             value = getattr(self, each.name)
             if isinstance(value, (int, float)):
-                for accepts, mend in (Drawn.takes, self.takes):
-                    self._require(accepts(value), each.name, mend)
+                for accepts, hint in (Drawn.takes, self.takes):
+                    self._require(accepts(value), each.name, hint)
 
     def draw(self, shape: Shape, scale: float, seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         generator = torch.Generator().manual_seed(seed)

@@ -19,8 +19,7 @@ from numdev.attention.cost import CostModel
 from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.differentiable import Backward, Passes
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.kernels.launch import digest as launch_digest
-from numdev.attention.kernels.runtime import interpreting, triton_version
+from numdev.attention.kernels.launch import digest, interpreting, triton_version
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, draw_do
 from numdev.attention.tiling import KernelLaunch
@@ -136,8 +135,8 @@ def _cost(problem: Problem, model: CostModel | None, device: torch.device, *, ba
 def environment(device: torch.device) -> dict[str, str]:
     """Version of Triton and digest of the table of launches, where kernels can run."""
     if device.type == "cuda":
-        return {"triton": triton_version(), "launch_table": launch_digest()}
-    return {"triton": f"{triton_version()} interpreted", "launch_table": launch_digest()} if interpreting() else {}
+        return {"triton": triton_version(), "launch_table": digest()}
+    return {"triton": f"{triton_version()} interpreted", "launch_table": digest()} if interpreting() else {}
 
 
 def settings(*, backward: bool = False) -> tuple[Column, ...]:

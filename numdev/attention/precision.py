@@ -343,9 +343,8 @@ def _kinds(policy: type[Policy]) -> dict[str, tuple[type, ...]]:
 def _of_family(policy: type[Kind], family: str, fmt: Format) -> Kind:
     """See `Policy.uniform`, `eager` and `kernel`."""
     wide = FP64 if fmt == FP64 else FP32  # the format in which kernels, and the softmax of torch, compute on tensors in `fmt`
-    if (
-        family == "kernel"
-    ):  # formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`)
+    if family == "kernel":
+        # Formats of 8 bits and fewer saturate, as the conversions of the hardware do (PTX ISA, `cvt.satfinite`).
         stored = _saturating(fmt) if fmt.bits <= 8 else Cast(fmt)
         return policy.throughout(Cast(wide)).with_step(**dict.fromkeys(policy.STORED, stored))
     uniform = policy.throughout(Cast(fmt))

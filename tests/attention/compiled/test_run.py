@@ -89,7 +89,7 @@ def fitting(mask: Mask, keys: int, inputs: tuple[torch.Tensor, ...]) -> Mask:
     return mask if all(bool(x.isfinite().all()) for x in inputs) else Mask()
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(FORWARD_POLICIES, tilings, SOFTMAXES, masks, SIZES, SPREADS, st.booleans())
 def test_any_policy_and_recurrence(precision, tiling, soft, mask, sizes, spread, count) -> None:  # type: ignore[no-untyped-def]
     heads, queries, keys, dim = sizes
@@ -97,7 +97,7 @@ def test_any_policy_and_recurrence(precision, tiling, soft, mask, sizes, spread,
     assert_bits(*both(Tiled(precision, tiling, soft, count), inputs, fitting(mask, keys, inputs)))
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     BACKWARD_POLICIES, tilings, recomputations, EXPONENTIALS_OF_ALL_KINDS, orders, masks, SIZES, st.tuples(SPREADS, st.booleans())
 )
@@ -109,13 +109,14 @@ def test_any_policy_order_and_mask(precision, tiling, recompute, exp, order, mas
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("name", ["bf16", "kernel_fp16", "e4m3fn"])
-def test_batch_entries_of_different_lengths(name: str, mask: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tiling"), [("bf16", Tiling(16, 16)), ("kernel_fp16", Tiling(20, 12, Order.RANDOM)), ("e4m3fn", Tiling(8, 32))]
+)
+def test_batch_entries_of_different_lengths(name: str, tiling: Tiling, mask: str) -> None:
     forward, backward = Precision.parse(name), BackwardPrecision.parse(name)
     inputs = draw_all((2, 4, 2, 37, 53, 24))
-    for tiling in (Tiling(16, 16), Tiling(20, 12, Order.RANDOM)):
-        assert_bits(*both(Tiled(forward, tiling), forward.round_inputs(*inputs[:3]), MASKS[mask]))
-        assert_bits(*both_backward(TiledBackward(FORWARD, backward, tiling), backward.round_inputs(*inputs), MASKS[mask]))
+    assert_bits(*both(Tiled(forward, tiling), forward.round_inputs(*inputs[:3]), MASKS[mask]))
+    assert_bits(*both_backward(TiledBackward(FORWARD, backward, tiling), backward.round_inputs(*inputs), MASKS[mask]))
 
 
 @pytest.mark.parametrize("turns", [Turns(None), Turns(2), Turns(3)], ids=str)
@@ -129,15 +130,14 @@ def test_the_walks_of_kernels(turns: Turns) -> None:
 
 @pytest.mark.parametrize("name", ["bf16", "e4m3fn", "kernel_bf16"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("which", range(4))
-def test_numbers_that_are_not_finite_stay_where_they_were(name: str, value: float, which: int) -> None:
+def test_numbers_that_are_not_finite_stay_where_they_were(name: str, value: float) -> None:
     backward = BackwardPrecision.parse(name)
-    inputs = backward.round_inputs(*draw_all((1, 2, 1, 40, 40, 8)))
-    inputs[which][0, 0, 7, 3] = value
-    assert_bits(*both_backward(TiledBackward(FORWARD, backward, Tiling(16, 16)), inputs, Mask()))
-    for normalise in Normalise:
-        variant = Tiled(Precision.parse(name), Tiling(16, 16), OnlineSoftmax(normalise))
-        for mask in (Mask(), Mask(causal=True))[: 1 if which == 2 else 2]:
+    for which in range(4):
+        inputs = backward.round_inputs(*draw_all((1, 2, 1, 20, 20, 8)))
+        inputs[which][0, 0, 7, 3] = value
+        assert_bits(*both_backward(TiledBackward(FORWARD, backward, Tiling(16, 16)), inputs, Mask()))
+        for normalise in Normalise:
+            variant, mask = Tiled(Precision.parse(name), Tiling(16, 16), OnlineSoftmax(normalise)), Mask(causal=which != 2)
             assert_bits(*both(variant, inputs[:3], mask))
 
 

@@ -1,0 +1,299 @@
+"""Our kernels on a GPU, both passes: full-size tiles against golden, the same bits at every launch, padding, captured graphs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16, FP16, FP32
+from numdev.attention import instrumented
+from numdev.attention.base import Saved
+from numdev.attention.exact import ExactBackward
+from numdev.attention.kernels.hopper.launch import pinned_br
+from numdev.attention.kernels.launch import Kernel
+from numdev.attention.mask import Mask
+from numdev.attention.path import Path, by
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.triton import Triton, TritonBackward
+from numdev.errors import Unsupported
+from tests.attention import gradients as checked
+from tests.attention.gradients import Inputs, draw_all, poison, rounded, same_bits, saved_of, stored
+from tests.attention.test_instrumented import check_bound
+from tests.attention.test_triton import check, padded, padded_gradients
+from tests.cases import MASKS, Sizes, draw, lse_of, on
+
+IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+on_hopper = pytest.mark.skipif(not IS_HOPPER, reason="needs compute capability 9.0")
+
+CAUSAL = Mask(causal=True)
+LENGTHS = (643, 0, 300)  # of 643 keys: none cut, none there, cut within a tile
+PORTABLE, HOPPER = TritonBackward(Triton(), kernel=Kernel.PORTABLE), TritonBackward(Triton(), kernel=Kernel.HOPPER)
+FORWARD_HOPPER = Triton(kernel=Kernel.HOPPER)
+
+
+@pytest.fixture(autouse=True)
+def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch)
+
+
+def on_gpu(sizes: Sizes) -> Inputs:
+    """Drawn inputs in BF16."""
+    return stored(rounded(HOPPER, draw_all(sizes), "cuda"), torch.bfloat16)
+
+
+def forward(inputs: Inputs, mask: Mask) -> Saved:
+    output = Triton()(*inputs[:3], mask)
+    return Saved(output.out, lse_of(output))
+
+
+def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
+    """Every format, head_dim and mask on a large problem, and odd shapes.
+
+    Among these are one query and one key, more queries than keys, of which the first see nothing, few queries against many
+    keys, and 515 queries on 643 keys, which fill no last tile.
+    """
+    for fmt, dim, lengths in itertools.product((BF16, FP16, FP32), (64, 128, 256), (None, (0, 700))):
+        for causal, kernel in itertools.product((False, True), (Kernel.PORTABLE, Kernel.AUTO)):
+            if fmt != FP32 and (causal or lengths is None):
+                yield Triton(fmt, kernel=kernel), (2, 8, 2, 1000, 1000, dim), Mask(causal=causal, key_lengths=lengths)
+        for mask in MASKS.values() if lengths is None else (Mask(causal=True, key_lengths=lengths),):
+            yield replace(PORTABLE, forward=Triton(fmt), fmt=fmt), (2, 8, 2, 1000, 1000, dim), mask
+    for causal in (False, True):
+        mask, sizes = Mask(causal=causal), [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)]
+        for each in [*sizes, (2, 2, 1, 200, 333, 256)]:
+            yield from ((replace(FORWARD_HOPPER, br=br), each, mask) for br in ((128, 192) if each[-1] == 64 else (128,)))
+        for each in [*sizes, (3, 4, 1, 77, 500, 96)]:
+            yield PORTABLE, each, mask
+        for dim in (64, 128):
+            for heads, queries, keys in ((2, 1, 700), (2, 200, 1), (2, 500, 200), (2, 900, 130), (4, 333, 465), (2, 256, 4096)):
+                yield HOPPER, (2, heads, heads // 2, queries, keys, dim), mask
+            for fmt, limited in itertools.product((BF16, FP16), (mask, replace(mask, key_lengths=LENGTHS))):
+                yield replace(HOPPER, forward=Triton(fmt), fmt=fmt), (3, 4, 2, 515, 643, dim), limited
+
+
+def near(gradients: dict[str, Tensor], golden: dict[str, Tensor], u: float) -> None:
+    """In the norm, which the elementwise budget leaves a wide margin: as near to golden as three roundings allow.
+
+    A gradient of random inputs is a sum of terms of random signs, so that its norm is that of its terms; rounding each of them
+    to F adds at most u of it. Three such roundings lie on the way: O in delta, P or dS, and the output.
+    """
+    for name, exact in golden.items():
+        assert float((gradients[name].double() - exact).norm() / exact.norm()) <= 3 * u, name
+
+
+@pytest.mark.parametrize(("kernel", "sizes", "mask"), [*cases()])
+def test_against_golden(kernel: Triton | TritonBackward, sizes: Sizes, mask: Mask) -> None:
+    if kernel.kernel is Kernel.HOPPER and not IS_HOPPER:
+        pytest.skip("needs compute capability 9.0")
+    if isinstance(kernel, Triton):
+        check(kernel, *draw(sizes), mask, "cuda")
+        return
+    got = checked.check(kernel, draw_all(sizes), mask, "cuda")
+    assert got.kernel.startswith("numdev hopper backward, one" if kernel.kernel is Kernel.HOPPER else "numdev portable backward ")
+    if sizes[3:5] == (515, 643):
+        golden = ExactBackward()(*rounded(kernel, draw_all(sizes), "cuda"), mask)
+        near(got.tensors(), golden.tensors(), kernel.fmt.u)
+
+
+@on_hopper
+@pytest.mark.parametrize(("queries", "keys"), [(4096, 4096), (5056, 5056), (4224, 8256)], ids=str)
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
+def test_three_groups_under_an_aligned_causal_limit(fmt: Any, queries: int, keys: int) -> None:
+    """The pinned path of d = 64 from 4,096 keys on, in groups of one and of two heads, and with padding."""
+    for mask, kv_heads in itertools.product((CAUSAL, Mask(causal=True, key_lengths=(keys - 77, 64))), (2, 1)):
+        assert pinned_br(64, mask, queries, keys) == 192
+        check(replace(FORWARD_HOPPER, fmt=fmt), *draw((2, 2, kv_heads, queries, keys, 64)), mask, "cuda")
+
+
+@on_hopper
+@pytest.mark.parametrize("dim", [64, 128])
+def test_more_tiles_of_keys_than_may_wait_for_each_other(dim: int) -> None:
+    """Two groups of tiles walk one after the other, of 128 and of 1. A tile left out, one of 129, is `129^(-1/2)` of the norm."""
+    inputs, mask = on_gpu((1, 1, 1, 16512, 16512, dim)), Mask()
+    got = HOPPER.backward(*inputs, forward(inputs, mask), mask)
+    near(got.tensors(), ExactBackward()(*inputs, mask).tensors(), BF16.u)
+
+
+@on_hopper
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_padding_holds_touches_nothing(value: float, causal: bool) -> None:
+    for sizes in ((3, 4, 2, 300, 700, 64), (3, 2, 1, 700, 300, 128), (3, 2, 2, 300, 4300, 256)):
+        for br, lengths in itertools.product((128, 192) if sizes[-1] == 64 else (128,), ((260, 0, 1), (256, 128, 127))):
+            padded(replace(FORWARD_HOPPER, br=br), sizes, lengths, value, "cuda", causal=causal)
+    for dim in (64, 128):
+        padded_gradients(HOPPER, (3, 4, 2, 515, 643, dim), LENGTHS, value, "cuda", causal=causal)
+
+
+@on_hopper
+@pytest.mark.parametrize("dim", [64, 128])
+def test_rows_that_see_nothing_are_zero_whatever_others_see(dim: int) -> None:
+    """300 of 500 queries stand before the first of 200 keys, one of which holds NaN."""
+    q, k, v, do = on_gpu((1, 2, 1, 500, 200, dim))
+    k[:, :, 5] = float("nan")
+    gradients = HOPPER(q, k, v, do, CAUSAL)
+    assert gradients.delta is not None
+    assert bool((gradients.dq[:, :, :300] == 0).all())
+    assert bool((gradients.delta[:, :, :300] == 0).all())
+    assert bool(gradients.dq[:, :, 305:].isnan().all())
+
+
+@on_hopper
+@pytest.mark.parametrize("dim", [64, 128])
+def test_large_logits(dim: int) -> None:
+    """Scores of +-4e4: one key takes all, so that dV is the sum of dO there, dS is 0, and nothing overflows.
+
+    LSE is 40,000, and LSE log2(e) is off by at most 57,708 u of FP32, 0.0035: P of that key is within half an ulp of BF16 of 1.
+    200 and 298 are numbers of BF16.
+    """
+    q, k, v = (torch.zeros(1, 1, n, dim, dtype=torch.bfloat16, device="cuda") for n in (200, 300, 300))
+    q[..., 0], k[..., 0] = 100.0, torch.linspace(-400, 400, 300)
+    v[..., 0] = torch.arange(300).clamp(max=298)
+    inputs = (q, k, v, torch.ones_like(q))
+    gradients = HOPPER.backward(*inputs, saved_of(HOPPER, inputs, Mask(), 1.0), Mask(), 1.0)
+    assert bool((gradients.dv[..., -1, :] == 200).all())
+    for zero in (gradients.dv[..., :-1, :], gradients.dq, gradients.dk):
+        assert bool((zero == 0).all())
+
+
+@on_hopper
+@pytest.mark.parametrize("dim", [64, 128])
+def test_strided_inputs(dim: int) -> None:
+    """Tokens before heads, in rows of twice the length: the bits are those of contiguous ones."""
+
+    def strided(x: Tensor) -> Tensor:
+        batch, heads, tokens, inner = x.shape
+        made = torch.zeros(batch, tokens, heads, 2 * inner, dtype=x.dtype, device=x.device)[..., :inner].transpose(1, 2)
+        return made.copy_(x)
+
+    inputs = on_gpu((2, 4, 2, 300, 300, dim))
+    q, k, v, do = map(strided, inputs)
+    saved = forward(inputs, CAUSAL)
+    expected = HOPPER.backward(*inputs, saved, CAUSAL).tensors()
+    for name, x in HOPPER.backward(q, k, v, do, saved, CAUSAL).tensors().items():
+        assert torch.equal(x, expected[name]), name
+
+
+@pytest.mark.parametrize("sizes", [(1, 32, 8, 1, 5000, 128), (2, 8, 8, 3, 3001, 64), (1, 4, 1, 1, 70000, 256)], ids=str)
+def test_few_queries_occupy_the_gpu(sizes: Sizes) -> None:
+    out = check(Triton(), *draw(sizes), CAUSAL, "cuda")
+    again = Triton()(*on("cuda", Triton().round_inputs(*draw(sizes))), CAUSAL)
+    assert "portable" in again.kernel
+    assert " splits=" in again.kernel
+    assert torch.equal(out, again.out)
+
+
+@pytest.mark.parametrize("kernel", [Kernel.PORTABLE, Kernel.AUTO], ids=str)
+def test_a_captured_graph_outlives_other_shapes(kernel: Kernel) -> None:
+    """Its tables stay, however many others come after them."""
+    inputs = on("cuda", (t.bfloat16() for t in draw((1, 2, 2, 257, 391, 64))))
+    attend, mask, stream = Triton(kernel=kernel), Mask(causal=True, key_lengths=(383,)), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        expected = attend(*inputs, mask).out.clone()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            captured = attend(*inputs, mask).out
+    small = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 64, 200, 64))))
+    for length in range(1, 150):
+        attend(*small, Mask(key_lengths=(length,)))
+    junk = [torch.full((4096,), -1, dtype=torch.int32, device="cuda") for _ in range(200)]
+    captured.fill_(float("nan"))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, expected), len(junk)
+
+
+@pytest.mark.parametrize("kernel", [Kernel.PORTABLE, pytest.param(Kernel.HOPPER, marks=on_hopper)], ids=str)
+def test_heads_that_share_keys_have_the_bits_of_heads_that_do_not(kernel: Kernel) -> None:
+    q, k, v = on("cuda", (t.bfloat16() for t in draw((2, 8, 2, 1, 1000, 128))))
+    attend, mask = Triton(kernel=kernel, splits=1), Mask(key_lengths=(1000, 517))
+    shared, apart = attend(q, k, v, mask), attend(q, k.repeat_interleave(4, 1), v.repeat_interleave(4, 1), mask)
+    assert torch.equal(shared.out, apart.out)
+    assert torch.equal(lse_of(shared), lse_of(apart))
+
+
+REPEATED: list[tuple[Triton | TritonBackward, Sizes, Mask]] = [
+    (Triton(kernel=Kernel.PORTABLE), (2, 4, 2, 1000, 1000, 128), Mask(causal=True, key_lengths=(900, 900))),
+    (Triton(kernel=Kernel.PORTABLE), (1, 32, 8, 1, 4000, 128), Mask(causal=True, key_lengths=(3900,))),
+    (FORWARD_HOPPER, (2, 4, 2, 1000, 1000, 128), Mask(causal=True, key_lengths=(900, 900))),
+    (FORWARD_HOPPER, (1, 4, 2, 4096, 4096, 64), Mask(causal=True, key_lengths=(3996,))),
+    (FORWARD_HOPPER, (2, 4, 2, 1000, 1000, 256), Mask(causal=True, key_lengths=(900, 900))),
+    (PORTABLE, (2, 4, 2, 1000, 1000, 128), CAUSAL),
+    (PORTABLE, (1, 4, 4, 2048, 2048, 64), CAUSAL),
+    *((HOPPER, (3, 4, 2, 515, 643, dim), Mask(causal=True, key_lengths=LENGTHS)) for dim in (64, 128)),
+    *((HOPPER, (8, 16, 16, 1024, 1024, dim), Mask()) for dim in (64, 128)),
+    *((HOPPER, (4, 8, 8, 1024, 1024, dim), CAUSAL) for dim in (64, 128)),
+]
+
+
+@pytest.mark.parametrize(("kernel", "sizes", "mask"), REPEATED)
+def test_the_same_bits_at_every_launch(kernel: Triton | TritonBackward, sizes: Sizes, mask: Mask) -> None:
+    if kernel.kernel is Kernel.HOPPER and not IS_HOPPER:
+        pytest.skip("needs compute capability 9.0")
+    inputs = on_gpu(sizes)
+    if isinstance(kernel, Triton):
+        same_bits(lambda: kernel(*inputs[:3], mask).tensors())
+    else:
+        saved, beside = forward(inputs, mask), (2, 6) if kernel.kernel is Kernel.HOPPER else (10, 1)
+        same_bits(lambda: kernel.backward(*inputs, saved, mask).tensors(), *beside)
+
+
+@pytest.mark.parametrize("kernel", [Triton(kernel=Kernel.PORTABLE), Triton(), PORTABLE])
+def test_more_than_two_to_the_31_elements(kernel: Triton | TritonBackward) -> None:
+    """The last head lies beyond 32-bit offsets, and gives what it gives alone."""
+    heads, count = 2**31 // (4096 * 64) + 2, 3 if isinstance(kernel, Triton) else 4
+    last = torch.randn(count, 1, 1, 4096, 64, dtype=torch.bfloat16, device="cuda")
+    whole = torch.zeros(count, 1, heads, 4096, 64, dtype=torch.bfloat16, device="cuda")
+    whole[:, :, -1:] = last
+    run: Any = kernel
+    got, alone = run(*whole, Mask()).tensors(), run(*last, Mask()).tensors()
+    assert all(torch.equal(got[name][:, -1:], alone[name]) for name in alone)
+
+
+@on_hopper
+def test_the_rule_names_the_kernel() -> None:
+    inputs = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 256, 256, 64))))
+    wide = on("cuda", (t.bfloat16() for t in draw((1, 1, 1, 256, 256, 256))))
+    assert "hopper br=128 bc=64" in Triton()(*wide, Mask()).kernel
+    assert "hopper br=192 bc=128" in Triton()(*inputs, Mask()).kernel
+    assert "hopper br=128 bc=128" in Triton()(*inputs, CAUSAL).kernel
+    assert "portable" in Triton()(*inputs, Mask(window=9)).kernel
+    assert "portable" in Triton(order=Order.FORWARD)(*inputs, Mask()).kernel
+    with pytest.raises(Unsupported, match=r"attention\.kernel: .*problem\.window: 9 is not implemented"):
+        FORWARD_HOPPER(*inputs, Mask(window=9))
+    for dim in (64, 128):
+        all_inputs, auto = on_gpu((1, 2, 2, 200, 200, dim)), TritonBackward(Triton())
+        unread = all_inputs[3][:, :, :1].expand_as(all_inputs[3])  # rows that the copy engine does not read
+        assert auto(*all_inputs, Mask()).kernel.startswith("numdev hopper backward, one kernel ")
+        assert auto(*all_inputs, Mask(window=9)).kernel.startswith("numdev portable backward ")
+        assert auto(*all_inputs[:3], unread, Mask()).kernel.startswith("numdev portable backward ")
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 2, 200, 200, 64), (2, 2, 2, 1000, 1000, 128)], ids=str)
+def test_the_instrumented_kernel_and_tensors_are_within_the_bound(sizes: Sizes) -> None:
+    assert sum(check_bound(seed, sizes, "cuda") for seed in range(12)) > 0
+
+
+def test_a_long_run_goes_by_the_instrumented_kernel() -> None:
+    policy, tiling = Precision.parse("bf16"), Tiling(128, 128)
+    keys = instrumented._FEWEST_TILES * tiling.bc
+    q, k, v = (torch.rand(1, 1, n, 64, device="cuda") for n in (1024, keys, keys))
+    inputs = policy.round_inputs(q, k, v)
+    assert Tiled(policy, tiling)(*inputs, Mask()).kernel.startswith("numdev instrumented")
+    q, k, v = (x[:, :1, :64] for x in inputs)
+    assert Tiled(policy, tiling)(q, k, v, Mask()).kernel == ""
+    assert Tiled(policy, tiling, count=False)(*inputs, Mask()).kernel == ""
+    with by(Path.TENSORS):
+        got = Tiled(policy, tiling)(*inputs, Mask())
+    assert got.counters
+    assert got.kernel == ""

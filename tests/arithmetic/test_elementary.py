@@ -4,8 +4,8 @@ numdev relies on these, on every processor and by every path of the libraries (`
 
 - `+ - * /` in FP32 and FP64, also with a number in place of a tensor, rounded once to nearest even, subnormal numbers kept;
 - conversions: FP64 to FP32, FP32 to BF16 and FP16, and every one that is exact;
-- `round floor ceil trunc remainder frexp copysign abs clamp maximum amax` and comparisons, which do not round;
-- shifts and masks of the bits of a number;
+- `round floor ceil trunc remainder frexp copysign abs clamp maximum amax` and comparisons, which do not round, and shifts and
+  masks of bits; the tests of casts (`test_rounding.py`) go through these and the conversions at every breakpoint;
 - `exp2` of whole numbers, which is exact;
 - of `exp` and `log` no correct rounding, but that the result depends on the argument alone, not on its place in a tensor;
 - NumPy's square root in FP64. No other root: torch's is an ulp off for a fifth of FP32 arguments on some AMD processors.
@@ -34,7 +34,6 @@ from torch import Tensor
 
 from numdev.sources import PACKAGE
 
-Unary = Callable[[Tensor], Tensor]
 Binary = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -78,25 +77,8 @@ class Carrier:
     def awkward(self) -> Tensor:
         """Both ends of the normal and subnormal numbers, neighbours of powers of two, ties."""
         u = 2.0**-self.precision
-        positive = [
-            0.0,
-            1.0,
-            1 + 2 * u,
-            1 - u,
-            1.5,
-            2.0,
-            3.0,
-            1 / 3,
-            0.1,
-            10.0,
-            2 - 2 * u,
-            u,
-            2 * u,
-            1 / u,
-            1 / u - 1,
-            2 / u - 1,
-            0.7,
-        ]
+        positive = [0.0, 1.0, 1.5, 2.0, 3.0, 1 / 3, 0.1, 0.7, 10.0]
+        positive += [1 + 2 * u, 1 - u, 2 - 2 * u, u, 2 * u, 1 / u, 1 / u - 1, 2 / u - 1]
         positive += [math.ldexp(1, self.least - self.precision + k) for k in (1, 2, self.precision - 1, self.precision)]
         positive += [math.ldexp(1, self.least) * (1 - 2 * u), math.ldexp(2 - 2 * u, self.most), math.ldexp(1, self.most // 2)]
         return torch.tensor(positive + [-value for value in positive], dtype=torch.float64).to(self.dtype)
@@ -185,10 +167,25 @@ def test_arithmetic_is_rounded_once(carrier: Carrier, name: str) -> None:
     assert same(getattr(x.clone(), f"{operation.__name__}_")(y), found), "in place"
 
 
+PLACED: dict[str, Callable[..., Tensor]] = {
+    **{name: operation for name, (operation, _) in ARITHMETIC.items()},
+    **{name: getattr(torch, name) for name in ("exp", "round", "floor", "ceil", "trunc")},
+    "log": lambda x: torch.log(x.abs()),
+    "exponent": lambda x: torch.frexp(x)[1].to(x.dtype),
+    "to bf16": lambda x: x.float().bfloat16().float(),
+    "to fp16": lambda x: x.float().half().float(),
+}
+
+
 @CARRIERS
-@pytest.mark.parametrize("name", ARITHMETIC)
-def test_arithmetic_does_not_depend_on_the_place(carrier: Carrier, name: str) -> None:
-    check_places(ARITHMETIC[name][0], *(t[-3000:] for t in carrier.pairs()))
+@pytest.mark.parametrize("name", PLACED)
+def test_a_result_depends_on_the_argument_alone(carrier: Carrier, name: str) -> None:
+    """A row's result must not depend on the rows beside it."""
+    x, y = (t[-3000:] for t in carrier.pairs())
+    arguments = (x, y) if name in ARITHMETIC else (torch.cat([x[:1500] * 20, carrier.random(1500, 8)]),)
+    check_places(PLACED[name], *arguments)
+    if name in ("exp", "log"):
+        assert same(getattr(x.abs().clone(), f"{name}_")(), getattr(torch, name)(x.abs())), "in place"
 
 
 @CARRIERS
@@ -232,109 +229,6 @@ def test_the_largest_is_nan_where_one_is_and_nothing_is_lost_in_the_tail(carrier
             assert bool(x[:length].clone().index_fill_(0, torch.tensor([place]), math.nan).amax().isnan())
 
 
-def table(dtype: torch.dtype) -> list[float]:
-    """The finite numbers of a format of 16 bits by pattern, from +0 on, and what would come next."""
-    bias, mantissa = {torch.float16: (15, 10), torch.bfloat16: (127, 7)}[dtype]
-    top = (2 * bias + 1) << mantissa
-    found = []
-    for pattern in range(top + 1):
-        exponent, rest = pattern >> mantissa, pattern & ((1 << mantissa) - 1)
-        found.append(math.ldexp(rest + ((1 << mantissa) if exponent else 0), max(exponent, 1) - bias - mantissa))
-    return found
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_narrowing_from_fp32_on_every_breakpoint(dtype: torch.dtype) -> None:
-    """Each number of the format, each middle of two, and the numbers of FP32 on either side of it; both signs, and overflow."""
-    numbers = np.array(table(dtype))
-    middle = ((numbers[:-1] + numbers[1:]) / 2).astype(np.float32)  # exact in FP32, but for the lowest of BF16's subnormals
-    exact = middle.astype(np.float64) == (numbers[:-1] + numbers[1:]) / 2
-    assert exact.all()
-    pattern = np.arange(len(middle))
-    below, above = np.nextafter(middle, np.float32(0)), np.nextafter(middle, np.float32(np.inf))
-    cases = [(numbers[:-1].astype(np.float32), pattern), (middle, pattern + pattern % 2), (below, pattern), (above, pattern + 1)]
-    for value, expected in cases:
-        for sign, flag in ((1.0, 0), (-1.0, 0x8000)):
-            found = torch.from_numpy(value * np.float32(sign)).to(dtype).view(torch.int16).numpy().view(np.uint16)
-            assert np.array_equal(found, (expected | flag).astype(np.uint16))
-    assert torch.tensor([math.inf, -math.inf]).to(dtype).tolist() == [math.inf, -math.inf]
-    assert bool(torch.tensor([math.nan]).to(dtype).isnan())
-    x = torch.from_numpy(np.concatenate([middle[::37], above[::41]]))
-    check_places(lambda t: t.to(dtype).float(), x)
-
-
-def test_narrowing_from_fp64_to_fp32() -> None:
-    """Random numbers of FP32 and all of its binades: each, the middle to the next, and the numbers of FP64 beside that."""
-    edges = [math.ldexp(m, e) for e in range(-149, 128) for m in (1.0, 1 - 2.0**-24, 1 + 2.0**-23)]
-    low = np.abs(np.concatenate([FP32.random(20000, 4).numpy(), np.array(edges, dtype=np.float32)]))
-    with np.errstate(over="ignore"):
-        high = np.nextafter(low, np.float32(np.inf)).astype(np.float64)
-    high[np.isinf(high)] = 2.0**128
-    middle = (low.astype(np.float64) + high) / 2
-    even = np.where(low.view(np.int32) % 2 == 0, low.astype(np.float64), high)
-    for value, expected in (
-        (low.astype(np.float64), low),
-        (middle, even),
-        (np.nextafter(middle, 0), low),
-        (np.nextafter(middle, np.inf), high),
-    ):
-        wanted = np.where(expected.astype(np.float64) >= 2.0**128, np.inf, expected)
-        for sign in (1.0, -1.0):
-            assert np.array_equal(torch.from_numpy(value * sign).float().double().numpy(), wanted * sign)
-    check_places(lambda t: t.float(), torch.from_numpy(middle[:3000]))
-    assert same(torch.from_numpy(low).double().float(), torch.from_numpy(low)), "and back"
-
-
-def halves(carrier: Carrier) -> Tensor:
-    """Around each tie of small whole numbers, where halves end, and subnormal numbers."""
-    ties = torch.arange(-2050, 2050, dtype=torch.float64).to(carrier.dtype) + 0.5
-    end = torch.tensor(
-        [2.0 ** (carrier.precision - k) + d for k in (1, 2) for d in (-1.5, -1, -0.5, 0, 0.5, 1)], dtype=torch.float64
-    )
-    near = [torch.nextafter(ties, torch.full_like(ties, side)) for side in (-math.inf, math.inf)]
-    return torch.cat([ties, *near, end.to(carrier.dtype), -end.to(carrier.dtype), carrier.awkward(), carrier.random(1000, 5)])
-
-
-TO_WHOLE: dict[str, tuple[Unary, Callable[[Fraction], int]]] = {
-    "round": (torch.round, round),
-    "floor": (torch.floor, math.floor),
-    "ceil": (torch.ceil, math.ceil),
-    "trunc": (torch.trunc, math.trunc),
-}
-
-
-@CARRIERS
-@pytest.mark.parametrize("name", TO_WHOLE)
-def test_rounding_to_whole_numbers(carrier: Carrier, name: str) -> None:
-    """The sign of a zero is that of the argument (IEEE 754-2019, section 5.9)."""
-    operation, exact = TO_WHOLE[name]
-    x = halves(carrier)
-    for a, b in zip(x.tolist(), operation(x).tolist(), strict=True):
-        assert b == exact(Fraction(a)), a
-        assert math.copysign(1, a) == math.copysign(1, b) or b != 0
-    kept = torch.tensor([math.inf, -math.inf, math.nan, -0.0], dtype=carrier.dtype)
-    assert same(operation(kept), kept)
-    check_places(operation, x[::5])
-
-
-@CARRIERS
-def test_exponents_and_bits(carrier: Carrier) -> None:
-    """`frexp`, also of subnormal numbers, and the fields by shifts and masks; halves of negative whole numbers round down."""
-    x = torch.cat([carrier.awkward(), carrier.random(4000, 6)])
-    mantissa, exponent = torch.frexp(x)
-    for a, m, e in zip(x.tolist(), mantissa.tolist(), exponent.tolist(), strict=True):
-        assert (m, e) == math.frexp(a)
-    check_places(lambda t: torch.frexp(t)[1].to(carrier.dtype), x[:3000])
-    raw = (x.view(carrier.integer) >> (carrier.precision - 1)) & (2 * carrier.most + 1)
-    for a, field in zip(x.tolist(), raw.tolist(), strict=True):
-        assert field == max(math.frexp(a)[1] - 1 + carrier.most, 0) * (abs(a) >= 2.0**carrier.least)
-    powers = torch.arange(carrier.least, carrier.most + 1).to(carrier.integer)
-    made = ((powers + carrier.most) << (carrier.precision - 1)).view(carrier.dtype)
-    assert made.tolist() == [math.ldexp(1.0, k) for k in powers.tolist()]
-    around = torch.arange(-70, 70, dtype=carrier.integer)
-    assert torch.div(around, 2, rounding_mode="floor").tolist() == [k // 2 for k in around.tolist()]
-
-
 @CARRIERS
 def test_exp2_of_whole_numbers_is_exact(carrier: Carrier) -> None:
     """All that there are: from below the smallest subnormal number to beyond the largest, at every place."""
@@ -347,16 +241,6 @@ def test_exp2_of_whole_numbers_is_exact(carrier: Carrier) -> None:
     for start in range(x.numel()):  # each at each place of a short tensor
         part = x[start : start + 19]
         assert torch.equal(torch.exp2(part), expected[start : start + 19])
-
-
-@CARRIERS
-@pytest.mark.parametrize("name", ["exp", "log"])
-def test_exp_and_log_depend_on_the_argument_alone(carrier: Carrier, name: str) -> None:
-    """Of no other function: a row's result must not depend on the rows beside it."""
-    spread = torch.randn(3000, generator=torch.Generator().manual_seed(8), dtype=torch.float64) * 20
-    x = (spread if name == "exp" else spread.abs()).to(carrier.dtype)
-    check_places(getattr(torch, name), x)
-    assert same(getattr(x.clone(), f"{name}_")(), getattr(torch, name)(x)), "in place"
 
 
 def test_numpys_root_is_correctly_rounded() -> None:

@@ -21,7 +21,7 @@ TARGETS = {
     torch.float32: [BF16, FP16, TF32, E4M3FN, E5M2, Format(8, 13), Format(8, 21)],
     torch.float64: [BF16, FP16, FP32, Format(11, 20), Format(11, 50)],
 }
-COUNT = 200
+COUNT = 64
 
 
 def numbers(fmt: Format, spread: int, seed: int, carrier: torch.dtype) -> Tensor:
@@ -100,13 +100,13 @@ def test_beyond_the_carrier_directed_modes_stop_at_the_largest_number(carrier: t
 
 
 @pytest.mark.parametrize("carrier", CARRIERS, ids=str)
-@pytest.mark.parametrize("gap", [2, 14, 20, 30])
+@pytest.mark.parametrize("gap", [2, 10, 30])
 def test_a_stochastic_sum_has_the_right_expectation(gap: int, carrier: torch.dtype) -> None:
     """256 + 2^-gap in BF16, whose ulp is 2 there: up with the probability 2^-(gap + 1), also where the carrier loses the term.
 
     The number of steps up is binomial; six deviations, and never more than a handful where fewer than one is expected.
     """
-    count = 1 << 22
+    count = 1 << 19
     x = torch.full((count,), 256.0, dtype=carrier)
     cast = Cast(BF16, Rounding.STOCHASTIC, seed=3)
     got = RoundedOnce(Operation.ADD, cast, BF16, FP32, carrier)(x, 2.0**-gap)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -52,37 +49,17 @@ def test_settings_are_read_at_every_call() -> None:
     assert environment(CPU) == changed | {"threads": str(threads), "float32_matmul": matmul}
 
 
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Pretend that the package lies in `tmp_path`."""
-    monkeypatch.setattr(module, "__file__", str(tmp_path / "numdev" / "results" / "environment.py"))
-    return tmp_path
-
-
-def test_an_installed_package_has_no_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place(tmp_path, monkeypatch)
-    assert revision() == "none"
-
-
-@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 10)])
-def test_no_git_is_no_revision(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place(tmp_path, monkeypatch) / ".git").mkdir()
-
-    def run(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(subprocess, "run", run)
-    assert revision() == "none"
-
-
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_revision_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve digits; `-dirty` with a tracked file changed, and not with an untracked one. A broken checkout has none."""
-    root = place(tmp_path, monkeypatch)
+    root = tmp_path
+    monkeypatch.setattr(module, "__file__", str(root / "numdev" / "results" / "environment.py"))
 
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
         return subprocess.run(["git", "-C", str(root), *who, *arguments], check=True, capture_output=True, text=True).stdout
 
+    assert revision() == "none", "an installed package"
     git("init")
     assert revision() == "none"
     (root / "tracked").write_text("one")
@@ -94,18 +71,8 @@ def test_revision_of_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert revision() == head[:12]
     (root / "tracked").write_text("two")
     assert revision() == f"{head[:12]}-dirty"
-
-
-def test_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cpuinfo, fact = tmp_path / "cpuinfo", module._cpuinfo.__wrapped__
-    monkeypatch.setattr(module, "Path", lambda _: cpuinfo)
-    monkeypatch.setattr(platform, "processor", lambda: "")
-    assert fact("model name", "CPU part") == "unknown"
-    cpuinfo.write_text("processor : 0\nvendor_id\t: A Maker\nmodel name\t: Some CPU @ 2: GHz\n\nprocessor : 1\nmodel name : B\n")
-    assert fact("model name", "CPU part") == "Some CPU @ 2: GHz"
-    assert fact("vendor_id", "CPU implementer") == "A Maker"
-    cpuinfo.write_text("processor : 0\nCPU implementer : 0x41\nCPU part\t: 0xd40\n")
-    assert (fact("vendor_id", "CPU implementer"), fact("model name", "CPU part")) == ("0x41", "0xd40")
+    monkeypatch.setenv("PATH", "")
+    assert revision() == "none", "without git"
 
 
 def test_the_path_of_the_mathematics_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,15 +84,6 @@ def test_the_path_of_the_mathematics_libraries(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv(name, "COMPATIBLE")
         assert environment(CPU)[name] == "COMPATIBLE"
         assert key_of({}, environment(CPU)) != before
-
-
-def test_the_capability_in_force_is_told() -> None:
-    """A process that torch finds the variable in when it starts: torch reads it once."""
-    command = "import torch; from numdev.results.environment import environment; e = environment(torch.device('cpu')); "
-    command += "print(e['instructions'], e['ATEN_CPU_CAPABILITY'])"
-    variables = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
-    ran = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=variables)
-    assert ran.stdout.split() == ["DEFAULT", "default"]
 
 
 def test_a_revision_makes_no_other_key_and_the_sources_do(monkeypatch: pytest.MonkeyPatch) -> None:

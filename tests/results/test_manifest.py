@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.results.manifest import manifest_of, stored_point
@@ -31,6 +31,7 @@ def store_of(path: Path, points: list[tuple[dict[str, Any], dict[str, Any]]]) ->
     return store
 
 
+@settings(max_examples=30)
 @given(POINTS)
 def test_a_manifest_has_of_every_setting_what_its_point_had(points: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     """The label where there is one, else what the point was composed of; the last point of some labels stands."""

@@ -171,18 +171,6 @@ class TestFullDisk:
         with pytest.raises(StoreError, match="check that the folder exists and may be written"):
             Store(tmp_path / "results").put(record())
 
-    def test_the_rename_stands_where_a_folder_cannot_be_synced(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        original = os.open
-
-        def no_folder(path: Any, *arguments: Any, **keywords: Any) -> int:
-            if Path(path).is_dir():
-                raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-            return original(path, *arguments, **keywords)
-
-        monkeypatch.setattr(os, "open", no_folder)
-        write_atomically(tmp_path / "k.json", b"{}")
-        assert json.loads((tmp_path / "k.json").read_bytes()) == {}
-
 
 def write_many(folder: str, writer: int, count: int) -> None:
     store = Store(Path(folder))

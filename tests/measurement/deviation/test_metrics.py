@@ -18,10 +18,8 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
 from numdev.errors import BadInput
-from numdev.measurement.deviation import metrics
-from numdev.measurement.deviation import sample as sampling
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE, Deviation, compare
-from numdev.measurement.deviation.sample import Sample, Scaled, exponent_of, shifted, wasserstein
+from numdev.measurement.deviation.sample import Sample, wasserstein
 from tests.cases import U64
 
 INF, NAN = math.inf, math.nan
@@ -152,26 +150,6 @@ def test_wasserstein_refuses_nothing_and_nan(bad: list[float]) -> None:
             wasserstein(tensor(x), tensor(y))
 
 
-def test_a_sample_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, sizes = sampling.ascending, []
-
-    def counted(values: Tensor) -> Tensor:
-        sizes.append(values.numel())
-        return real(values)
-
-    for module in (sampling, metrics):
-        monkeypatch.setattr(module, "ascending", counted)
-    x, first, second = Sample(normal(4, 5)), Sample(normal(4, 5, seed=1)), Sample(normal(4, 5, seed=2))
-    sorts = []
-    for reference in (first, second, first):
-        compare(x, reference, FP32)
-        sorts.append(len(sizes))
-        sizes.clear()
-    assert sorts == [3, 2, 1], "x, r and |D|; r and |D|; |D|"
-    assert torch.equal(x.ordered, x.values.sort().values)
-    assert compare(x, first, FP32) == Deviation.between(normal(4, 5), normal(4, 5, seed=1), FP32)
-
-
 # Every metric over the whole range of FP64, subnormal numbers and the largest among them, against exact rational arithmetic.
 # A metric is right if it is the exact one within the bound of its sums, or if both lie beyond FP64 on the same side.
 LEAST = Fraction(1, 2**1074)
@@ -299,23 +277,3 @@ def test_wasserstein_is_the_area_between_two_distribution_functions(x: list[floa
     # A difference of shares is off by 2 u absolutely, of which the range of the values makes an area.
     loose = Fraction((2 * (len(x) + len(y)) + 12) * U64) * (area + ends[-1] - ends[0]) + (len(x) + len(y)) * LEAST
     assert right(wasserstein(tensor(x), tensor(y)), area, loose)
-
-
-@given(WIDE, st.integers(-2200, 2200))
-def test_a_scaled_number_is_rounded_once(number: float, exponent: int) -> None:
-    exact = Fraction(number) * Fraction(2) ** exponent
-    assert right(float(Scaled(number, exponent)), exact, Fraction(0))
-
-
-@given(st.lists(WIDE, min_size=1, max_size=9))
-def test_shifting_brings_the_largest_near_one(values: list[float]) -> None:
-    largest = max(map(abs, values))
-    exponent = exponent_of(largest)
-    moved = shifted(tensor(values), -exponent)
-    if exponent == 0:
-        assert largest == 0 or 2.0**-401 <= largest <= 2.0**400
-        assert torch.equal(moved, tensor(values))
-    else:
-        assert 0.5 <= float(moved.abs().max()) < 1.0
-    for before, after in zip(values, moved.tolist(), strict=True):
-        assert right(after, Fraction(before) / Fraction(2) ** exponent, LEAST)

@@ -94,21 +94,16 @@ def test_what_went_wrong_is_said_in_its_own_words(tmp_path: Path, body: str, tro
     assert found.bytes == {}
 
 
-def test_time_is_up_and_nothing_is_left_behind(tmp_path: Path) -> None:
-    """A child of ncu, which is what would hold the GPU, ends too."""
+@pytest.mark.parametrize(
+    ("end", "seconds", "trouble"),
+    [("time.sleep(60)", 2.0, "stopped after 2 s"), ("time.sleep(1)\nsys.exit(3)", 30.0, "ended with 3")],
+)
+def test_nothing_is_left_behind(tmp_path: Path, end: str, seconds: float, trouble: str) -> None:
+    """A child of ncu, which is what would hold the GPU, ends with it: where time is up, and where ncu dies."""
     pulse = tmp_path / "pulse"
     child = f"import time\nwhile True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)"
-    ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)\n")
-    found = profile(ncu, METRICS, [], {}, 2.0)
-    assert found.trouble == "ncu: stopped after 2 s"
-    _assert_still(pulse)
-
-
-def test_nothing_outlives_an_ncu_that_dies(tmp_path: Path) -> None:
-    pulse = tmp_path / "pulse"
-    child = f"import time\nwhile True: open({str(pulse)!r}, 'a').write('.'); time.sleep(0.02)"
-    ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(1)\nsys.exit(3)\n")
-    assert profile(ncu, METRICS, [], {}, 30.0).trouble == "ncu: ended with 3"
+    ncu = fake(tmp_path, f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {child!r}])\n{end}\n")
+    assert profile(ncu, METRICS, [], {}, seconds).trouble == f"ncu: {trouble}"
     _assert_still(pulse)
 
 

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from rich.console import Console
 
 from numdev.api import speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
 from numdev.attention.operation import ATTENTION
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
-from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
@@ -32,9 +28,6 @@ from numdev.measurement.speed.columns import COUNTED, MEASURED, OF_COUNTED, deri
 from numdev.measurement.speed.measurement import DEVIATIONS, Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import METRICS, Traffic
-from numdev.report.document.report import make_speed_report
-from numdev.report.reading.frames import load
-from numdev.report.studies.speed import frame, traffic
 from numdev.results.record import Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
@@ -100,15 +93,6 @@ def test_one_process_counts_sixteen_points_of_a_study(bench: Runner, ncu: FakeNc
     assert ncu.chunks == [16, 4]
     rows = [record.rows[0] for record in store.records()]
     assert sorted(row["dram_read_bytes"] for row in rows) == sorted([1000.0 * (n % 16 + 1) for n in range(20)])
-
-
-def test_only_what_is_to_be_measured_is_counted(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
-    store = Store(tmp_path / "results")
-    run(Study("toy", "A toy", None, (), points(4, 6)), bench, store)
-    run(Study("toy", "A toy", None, (), points(4, 5, 6, 7)), bench, store)
-    assert ncu.chunks == [2, 2]
-    run(Study("toy", "A toy", None, (), points(4, 5, 6, 7)), bench, store, fresh=True)
-    assert ncu.chunks == [2, 2]  # known to this bench
 
 
 def uncounted(found: Record) -> str:
@@ -180,27 +164,10 @@ def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: Runner) ->
     assert bench.key(problem(4), VARIANT) != plain.key(problem(4), VARIANT)
 
 
-def test_the_report_sets_the_model_against_them(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
-    store = Store(tmp_path / "results")
-    run(Study("counted", "A toy", None, (), points(16, 32)), bench, store)
-    run(Study("timed", "A toy", None, (), points(16, 32)), speed_bench("cpu", QUICK), store)
-    console = Console(width=250, record=True)
-    make_speed_report(store.path, tmp_path / "out", console)
-    assert "Bytes moved at the greatest length" in console.export_text()
-    shown = traffic(frame(load(store)))
-    assert len(shown) == 1
-    assert shown["second-level cache"][0] == "0.00381 MiB"
-    written = pd.read_csv(tmp_path / "out" / "speed.csv")
-    assert written["l2_bytes"][written["study"] == "counted"].tolist() == [4000.0, 4000.0]
-    assert written["l2_bytes"][written["study"] == "timed"].isna().all()
-    told = (tmp_path / "out" / "columns.md").read_text()
-    assert all(f"| `{name}` |" in told for name in (*COUNTED, *OF_COUNTED))
-
-
 TOY = """\
 title: Toy
 base: {baseline: none, problem.head_dim: 8, attention: vanilla, precision: fp32, seeds: 1}
-axes: {problem.n: [16, 32, 48]}
+axes: {problem.n: [16, 32]}
 """
 
 
@@ -216,8 +183,10 @@ def test_a_study_from_the_command_line(
     ran = numdev("speed", "--config-dir", "mine", "study=toy", "counters=true", *quick)
     assert ran.code == 0
     assert ran.err.count("note: counters: traffic is not counted: ncu: ERR_NVGPUCTRPERM") == notes
-    assert ncu.chunks == [3]
-    assert pd.read_csv("reports/speed/speed.csv")["l2_bytes"].isna().sum() == 3 * notes
+    assert ncu.chunks == [2]
+    assert pd.read_csv("reports/speed/speed.csv")["l2_bytes"].isna().sum() == 2 * notes
+    described = Path("reports/speed/columns.md").read_text()
+    assert notes or all(f"| `{name}` |" in described for name in (*COUNTED, *OF_COUNTED))
     assert ("Bytes moved" in ran.out) == (notes == 0)
 
 
@@ -235,16 +204,3 @@ def test_a_gpu_reads_its_inputs_about_once(variant: Any) -> None:
     assert 0.9 <= row["dram_read_bytes"] / row["input_bytes"] <= 3
     assert row["dram_write_bytes"] <= 3 * row["output_bytes"]
     assert row["l2_bytes"] > row["dram_read_bytes"]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available() or shutil.which("ncu") is None, reason="needs a CUDA device and ncu")
-def test_a_gpu_counts_a_study_in_one_process(tmp_path: Path) -> None:
-    bench = speed_bench("cuda", QUICK, counters=True)
-    grid = tuple(replace(p, problem=Problem(Distribution(), Shape(1, 8, 8, n, n, 64))) for n in (512, 1024) for p in points(n))
-    variants = (Triton(), Sdpa(Backend.CUDNN), Tiled(Precision.parse("fp32")))
-    outcome = run(
-        Study("toy", "A toy", None, (), tuple(replace(p, variant=v) for v in variants for p in grid)), bench, Store(tmp_path)
-    )
-    assert not outcome.has_errors
-    assert {row["not_counted"] for record in Store(tmp_path).records() for row in record.rows} == {""}

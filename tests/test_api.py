@@ -29,17 +29,6 @@ def test_import_waits_for_everything_heavy() -> None:
     assert loaded == "[]"
 
 
-def test_names_in_a_fresh_process() -> None:
-    """Every public name is found, and neither plotting nor the command line is imported for it."""
-    code = (
-        "import sys, numdev as nd; one = nd.measure; from numdev.api import Bench;"
-        "assert nd.measure is one and callable(one) and nd.Bench is Bench;"
-        "assert set(nd.__all__) <= set(dir(nd));"
-        "print([m for m in ('pandas', 'matplotlib', 'scipy', 'hydra', 'triton') if m in sys.modules])"
-    )
-    assert python(code) == "[]"
-
-
 def test_star_import_waits_for_nothing_that_few_names_need() -> None:
     late = ("pandas", "matplotlib", "scipy", "hydra", "triton", "psutil", "pyarrow", "safetensors")
     assert python(f"import sys; from numdev import *; print([m for m in {late} if m in sys.modules])") == "[]"

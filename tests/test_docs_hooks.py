@@ -54,11 +54,6 @@ def test_the_ends_of_a_column_are_those_of_the_selected_rows() -> None:
         spread(path, "score", **{"label.rung": "nothing"})
 
 
-def test_a_plain_sentence_as_markdown() -> None:
-    assert tables.escaped("a `b_c` d_e <f> |D|") == r"a `b_c` d\_e \<f\> \|D\|"
-    assert tables.escaped("mean N^-0.172 [-0.184, -0.160]") == r"mean N<sup>-0.172</sup> \[-0.184, -0.160\]"
-
-
 def test_every_setting_and_every_metric_is_in_the_reference() -> None:
     from numdev.cli.schema import settings
     from numdev.measurement.deviation.metrics import DIRECTED, METRICS

@@ -40,14 +40,6 @@ def test_a_cast_gives_the_same_bits_on_both_devices(fmt: Format, mode: Rounding)
     assert same_bits(cast(x), cast(x.cuda()).cpu())
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_cast_from_fp64_gives_the_same_bits_on_both_devices(mode: Rounding) -> None:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1 << 18, generator=generator, dtype=torch.float64) * 2.0 ** torch.randint(-30, 20, (1 << 18,))
-    for fmt in (BF16, FP16, E4M3FN, Format(11, 20)):
-        assert same_bits(Cast(fmt, mode)(x), Cast(fmt, mode)(x.cuda()).cpu())
-
-
 def test_golden_on_the_gpu_is_within_its_stated_error() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 2, n, 5, generator=generator, dtype=torch.float64) for n in (7, 11, 11))
@@ -76,14 +68,3 @@ def test_tiled_in_fp64_is_exact_to_roundoff() -> None:
     record = measure(problem, Tiled(Precision.golden(), Tiling(64, 48)), seeds=2, device="cuda")
     worst = max(row["max_difference"] for row in record.rows if row["subject"] == "variant" and row["output"] == "out")
     assert worst <= 4 * n * 2.0**-53 * 5, "c N u max|v|, as for the CPU"
-
-
-def test_figures_agree_with_the_cpu() -> None:
-    """Not the bits, since sums run in another order, but the deviation they measure: within a factor of 1.5."""
-    problem = Problem(Distribution(), Shape(queries=512, keys=512))
-    variant = Tiled(Precision.parse("bf16"))
-    means = [
-        sum(row["rmse"] for row in measure(problem, variant, seeds=4, device=device).rows if row["subject"] == "variant")
-        for device in ("cpu", "cuda")
-    ]
-    assert 1 / 1.5 < means[0] / means[1] < 1.5

@@ -27,21 +27,10 @@ ARROWS = {
 DECLARES = ("attention.operation", "attention.tuning")
 FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED: tuple[str, ...] = (
-    "base",
-    "cost",
-    "counters",
-    "differentiable",
-    "accepted_settings",
-    "over_tiles",
-    "path",
-    "recurrence",
-    "steps",
-)
-SHARED += ("tile_schedule", "vendor.dispatch")
+SHARED: tuple[str, ...] = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "path", "recurrence")
+SHARED += ("steps", "tile_schedule", "vendor.dispatch")
 IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")
 IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
-
 
 # Exact gradients that are rounded once follow a tiled forward pass in FP64; long tiled runs on a GPU go by
 # the instrumented kernel.
@@ -195,19 +184,8 @@ def test_kernels_and_value_objects_know_value_objects_alone() -> None:
 
 
 def test_help_and_completion_wait_for_nothing() -> None:
-    entry = [
-        "main",
-        "launch",
-        "completion",
-        "compose",
-        "exit_codes",
-        "commands",
-        "jobs",
-        "tools",
-        "progress",
-        "schema",
-    ]
-    quick = of(*(f"cli.{name}" for name in (*entry, "schema")))
+    entry = ("main", "launch", "completion", "compose", "exit_codes", "commands", "jobs", "tools", "progress", "schema")
+    quick = of(*(f"cli.{name}" for name in entry))
     light = ("distributions", "groups", "mask", "precision", "problem", "softmax", "tiling")
     values = of(*(f"attention.{name}" for name in light))
     quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.errors"]

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("hatchling")
 
-from hatch_build import CustomMetadataHook, absolute, origin, urls
+from hatch_build import absolute, origin, urls
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -58,13 +58,3 @@ def test_the_repository_is_gits_origin(remote: str, address: str, tmp_path: Path
     if remote:
         subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", remote], check=True)
     assert origin(tmp_path) == address
-
-
-def test_a_source_distribution_keeps_what_was_found(tmp_path: Path) -> None:
-    (tmp_path / "README.md").write_text("[a](b.md)")
-    metadata: dict[str, object] = {"readme": "as it was", "urls": {"Paper": "there"}}
-    CustomMetadataHook(str(tmp_path), {}).update(metadata)
-    assert metadata == {"readme": "as it was", "urls": {"Paper": "there"}}
-    metadata = {}
-    CustomMetadataHook(str(tmp_path), {"repository": HOST}).update(metadata)
-    assert metadata["readme"] == {"content-type": "text/markdown", "text": f"[a]({HOST}/blob/HEAD/b.md)"}

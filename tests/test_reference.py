@@ -6,7 +6,6 @@ Their wording is that of the numdev that made them, and binds nobody.
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 
 import pytest
@@ -25,14 +24,3 @@ def test_every_claim_has_a_verdict_and_a_figure(path: Path) -> None:
         assert row["claim"]
         assert row["figure"]
         assert row["sentence"].endswith(".")
-
-
-@pytest.mark.parametrize(
-    "path", sorted(REFERENCE.glob("**/figures/*.svg")), ids=lambda path: f"{path.parent.parent.name} {path.stem}"
-)
-def test_a_figure_has_a_title_and_a_description(path: Path) -> None:
-    text = path.read_text()
-    for tag in ("title", "desc"):
-        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        assert found
-        assert found[1].strip()

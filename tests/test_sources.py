@@ -67,15 +67,3 @@ def test_an_edit_of_any_of_them_is_another_key_and_of_anything_else_the_same(pac
     for name in ("cli/main.py", "results/store.py", "README.md", "precision.pyc"):
         (package / name).write_text("# edited")
     assert digest_of(package) == edited
-
-
-def test_names_and_lengths_are_told_apart(package: Path) -> None:
-    """A file that is renamed, or whose end moves to the next file, is another source."""
-    before = digest_of(package)
-    (package / "attention" / "mask.py").rename(package / "attention" / "mask2.py")
-    renamed = digest_of(package)
-    a, b = computing(package)[:2]
-    one, other = a.read_bytes(), b.read_bytes()
-    a.write_bytes(one + other)
-    b.write_bytes(b"")
-    assert len({before, renamed, digest_of(package)}) == 3

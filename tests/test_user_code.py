@@ -9,7 +9,6 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +112,6 @@ class TestSessions:
             before(q, q, q, PROBLEM.mask)
         assert float(Custom("mine:f")(q, q, q, PROBLEM.mask).out[0, 0, 0, 0]) == 2.0
 
-    def test_a_method_edited_before_numdev_first_looked_is_refused(self, folder: Path) -> None:
-        text = "class A:\n    def __call__(self):\n        return {}\n\nf = A()\n"
-        write(folder / "mine.py", text.format(1))
-        importlib.import_module("mine")
-        write(folder / "mine.py", text.format(2))
-        with pytest.raises(BadInput, match="has changed since mine was imported"):
-            Custom("mine:f")
-
     def test_stale_bytecode_is_refused(self, folder: Path) -> None:
         """Two sources of one size within one second: Python runs the first, whatever the file says."""
         for factor in ("1.0", "2.0"):
@@ -172,27 +163,6 @@ class TestWithoutSource:
         monkeypatch.setattr(user_code, "_version", newer)
         assert loaded("mine:f", FIELD).digest != before
         assert real("scipy") == importlib.import_module("scipy").__version__
-
-    def test_a_compiled_extension_beside_it_counts_with_its_bytes(self, folder: Path) -> None:
-        write(folder / "mine.py", FUNCTION.format(factor=1.0) + "\ndef g():\n    import far\n")
-        write(folder / f"far{EXTENSION_SUFFIXES[0]}", "one")
-        before = fresh("mine:f")
-        write(folder / f"far{EXTENSION_SUFFIXES[0]}", "two")
-        assert fresh("mine:f") != before
-
-
-@pytest.mark.slow
-def test_an_edited_function_is_measured_anew_by_the_same_command(folder: Path) -> None:
-    """And what is not edited is not, though the command is a process of its own each time."""
-    command = [sys.executable, "-m", "numdev.cli.main", "measure", "problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu"]
-    command += ["attention=custom", "attention.function=mine:f", "precision=fp32"]
-    environment = {**os.environ, "PYTHONPATH": f"{folder}:{Path(__file__).parent.parent}"}
-    said = []
-    for factor in ("1.0", "1.0", "3.0"):
-        write(folder / "mine.py", FUNCTION.format(factor=factor))
-        said.append(subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert ["already measured" in text for text in said] == [False, True, False]
-    assert len(list((folder / "results" / "records").glob("*.json"))) == 2
 
 
 @pytest.mark.parametrize("start", [["script.py"], ["-m", "script"]])

@@ -134,8 +134,10 @@ class ClaimStatement:
             return
         if self.kind is None:
             raise BadInput("kind", None, f"use one of {', '.join(kind.value for kind in ClaimKind)}")
-        for name, value, hint in self._faults(self.kind):
-            raise BadInput(name, value, hint)
+        for name, hint in (*self._faults(self.kind), *self._bad_bounds(self.kind)):
+            value = getattr(self, name)
+            plain = value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+            raise BadInput(name, plain, hint)
 
     def _check_texts(self) -> None:
         """Refuse a template that names what there is not."""
@@ -150,45 +152,45 @@ class ClaimStatement:
             if unknown := [key for key in keys if key not in words]:
                 raise BadInput(name, text, f"it may name {', '.join(words)}, and not {unknown[0]}")
 
-    def _faults(self, kind: ClaimKind) -> Iterator[tuple[str, Any, str]]:
-        """Each field that a claim of this kind cannot have so, with its value and what to do."""
-        own, has_axis, has_sides = _OWN[kind], "over" in _OWN[kind], "of" in _OWN[kind]
-        for name in dict.fromkeys(name for names in _OWN.values() for name in names):
-            value = getattr(self, name)
-            is_stated = value not in (None, "", (), {}) and (kind, name, value) != (ClaimKind.SLOPE, "to", BASELINE)
-            if name not in own and is_stated:
-                yield name, value, f"a claim of the kind {kind.value} has {', '.join(own)}; leave it out"
-        if has_axis and not self.over:
-            yield "over", self.over, "give an axis of the study"
+    def _faults(self, kind: ClaimKind) -> Iterator[tuple[str, str]]:
+        """Each field that a claim of this kind cannot have so, and what to do."""
+        own, to = _OWN[kind], self.to
+        foreign = dict.fromkeys(name for names in _OWN.values() for name in names if name not in own)
+        for name in foreign if (kind, to) != (ClaimKind.SLOPE, BASELINE) else foreign.keys() - {"to"}:
+            if getattr(self, name) not in (None, "", (), {}):
+                yield name, f"a claim of the kind {kind.value} has {', '.join(own)}; leave it out"
+        if "over" in own and not self.over:
+            yield "over", "give an axis of the study"
         if self.over in self.where:
-            yield "where", self.where, f"it leaves one entry of {self.over}, which the claim compares; leave that out"
+            yield "where", f"it leaves one entry of {self.over}, which the claim compares; leave that out"
         if kind is ClaimKind.ORDER and len(set(map(str, self.order))) < max(2, len(self.order)):
-            yield "order", list(self.order), f"give two or more different entries of {self.over}, the largest metric first"
-        if has_sides and (not self.to or (isinstance(self.to, str) and self.to != BASELINE)):
-            yield "to", self.to, f"give entries of axes, {{axis: entry}}, or {BASELINE}"
-        if has_sides and (both := [axis for axis in self.of if axis in self.where]):
-            yield "where", self.where, f"of states {', '.join(both)} too; leave it out of one of them"
-        if has_sides and isinstance(self.to, str) and self.reference is Reference.BASELINE:
-            yield "reference", "baseline", "a baseline does not deviate from itself; give golden or golden_same_inputs"
-        if has_sides and not isinstance(self.to, str):
-            if set(self.of) | ({self.each} - {""}) != set(self.to):
-                yield "of", dict(self.of), f"name the same axes as in to, which are {', '.join(self.to)}"
-            if dict(self.of) == dict(self.to):
-                yield "to", dict(self.to), "it is the same as of; give other entries"
-            if both := [axis for axis in self.to if axis in self.where]:
-                yield "where", self.where, f"to states {', '.join(both)} too; leave it out of one of them"
-        yield from self._bad_bounds(kind)
+            yield "order", f"give two or more different entries of {self.over}, the largest metric first"
+        if "of" not in own:
+            return
+        if to in ("", {}) or (isinstance(to, str) and to != BASELINE):
+            yield "to", f"give entries of axes, {{axis: entry}}, or {BASELINE}"
+        if isinstance(to, str) and self.reference is Reference.BASELINE:
+            yield "reference", "a baseline does not deviate from itself; give golden or golden_same_inputs"
+        others = {} if isinstance(to, str) else to
+        for side, entries in (("of", self.of), ("to", others)):
+            if both := [axis for axis in entries if axis in self.where]:
+                yield "where", f"{side} states {', '.join(both)} too; leave it out of one of them"
+        if others and set(self.of) | ({self.each} - {""}) != set(others):
+            yield "of", f"name the same axes as in to, which are {', '.join(others)}"
+        if others and dict(self.of) == dict(others):
+            yield "to", "it is the same as of; give other entries"
 
-    def _bad_bounds(self, kind: ClaimKind) -> Iterator[tuple[str, Any, str]]:
-        for name, bound in {"above": self.above, "below": self.below, "margin": self.margin}.items():
+    def _bad_bounds(self, kind: ClaimKind) -> Iterator[tuple[str, str]]:
+        for name in ("above", "below", "margin"):
+            bound = getattr(self, name)
             if bound is not None and not math.isfinite(bound):
-                yield name, bound, "give a finite number"
+                yield name, "give a finite number"
             if kind is ClaimKind.RATIO and bound is not None and bound <= 0:
-                yield name, bound, "a ratio of deviations is positive; give a positive number"
+                yield name, "a ratio of deviations is positive; give a positive number"
         if self.above is not None and self.below is not None and self.above >= self.below:
-            yield "below", self.below, f"nothing lies between above and below; give a number above {self.above:g}"
+            yield "below", f"nothing lies between above and below; give a number above {self.above:g}"
         if self.margin is not None and self.margin < 1:
-            yield "margin", self.margin, "give the factor within which two are the same, above 1, or 1 for equal numbers"
+            yield "margin", "give the factor within which two are the same, above 1, or 1 for equal numbers"
 
     @property
     def is_bounded(self) -> bool:
@@ -212,22 +214,19 @@ class ClaimStatement:
 
     def by(self, column: str) -> ClaimStatement:
         """The claim on another metric of the same outputs."""
+
+        def other(metric: str) -> str:
+            return ".".join(filter(None, (metric.rpartition(".")[0], column)))
+
         parts = {
-            name: {**own, **({"metric": _other(own["metric"], column)} if "metric" in own else {})}
-            for name, own in self.parts.items()
+            name: {**own, **({"metric": other(own["metric"])} if "metric" in own else {})} for name, own in self.parts.items()
         }
-        return replace(self, metric=_other(self.metric, column), parts=parts)
+        return replace(self, metric=other(self.metric), parts=parts)
 
     @staticmethod
     def read(kept: Mapping[str, Any]) -> ClaimStatement:
         """The claim that a manifest keeps, see `numdev.results.manifest.plain`."""
-        names = [one.name for one in fields(ClaimStatement) if one.name in kept]
-        return ClaimStatement(**_typed({name: kept[name] for name in names}))
-
-
-def _other(metric: str, column: str) -> str:
-    output, _, _ = metric.rpartition(".")
-    return ".".join(filter(None, (output, column)))
+        return ClaimStatement(**_typed({one.name: kept[one.name] for one in fields(ClaimStatement) if one.name in kept}))
 
 
 def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:

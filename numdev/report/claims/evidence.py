@@ -16,10 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,7 +35,6 @@ from numdev.report.claims.verdicts import (
     Region,
     Undecidable,
     Verdict,
-    equal,
 )
 from numdev.report.reading.frames import at_the_end, is_broken
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, compared, formats
@@ -118,12 +116,6 @@ def over_column(rows: pd.DataFrame, x: str, metric: str, name: str, reference: s
     return slope(own[x].astype(float), own[metric], own["seed"], own["cluster"])
 
 
-def ratio_of(rows: pd.DataFrame, metric: str, reference: str, **fields: Any) -> Interval:
-    """The ratio of which a claim with such fields speaks, in the rows of one scenario."""
-    claim = ClaimStatement("-", ClaimKind.RATIO, metric, Reference(reference), judge="-", **fields)
-    return _ratio(claim, _of_output(rows, claim), claim.of, Wording())[0]
-
-
 def resolution(rows: pd.DataFrame) -> str:
     """A sentence on the resolution of the maximum, which is a multiple of an ulp of the output.
 
@@ -165,32 +157,21 @@ def claim_of(name: str, statement: ClaimStatement, words: Words = PLAIN, table: 
         if statement.judge:
             evidence: Evidence = resolve_name(statement.judge)(rows, **statement.options)
         else:
-            evidence = weigh(statement, rows, names or Wording())
+            evidence = Weighing(statement, names or Wording()).evidence(rows)
         return replace(evidence, says=says)
 
-    source = statement.source or OURS
-    return Claim(name, statement.figure, statement.claim, source, test, statement.across, words, statement.table or table)
+    source, table = statement.source or OURS, statement.table or table
+    return Claim(name, statement.figure, statement.claim, source, test, statement.across, words, table)
 
 
-def weigh(claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> Evidence:
-    """The evidence on the rows of one scenario.
-
-    Raises:
-        NotMeasured: if there are no points of which the claim speaks.
-        Undecidable: if their rows cannot answer it.
-    """
-    own = _at(_of_output(rows, claim), claim.where, names)
-    judge, several = partial(_judge, claim, names), claim.by_format
-    if several is None:
-        several = "format" in own and any(len(formats(_at(own, side, names))) > 1 for side in _sides(claim))
-    if several:
-        return by_format(own, judge)
-    evidence = judge(own)
-    return evidence if claim.finding else replace(evidence, sentence=f"{evidence.sentence[0].upper()}{evidence.sentence[1:]}")
+def ratio_of(rows: pd.DataFrame, metric: str, reference: str, **fields: Any) -> Interval:
+    """The ratio of which a claim with such fields speaks, in the rows of one scenario."""
+    claim = ClaimStatement("-", ClaimKind.RATIO, metric, Reference(reference), judge="-", **fields)
+    weighing = Weighing(claim)
+    return weighing.ratio(weighing.of_output(rows), claim.of)[0]
 
 
-@dataclass(frozen=True)
-class _Value:
+class _Value(NamedTuple):
     """A value of a claim, its region, and how many of its pairs are larger; in a template its interval, or so many digits."""
 
     name: str
@@ -198,47 +179,25 @@ class _Value:
     of: ClaimStatement
     pairs: str = ""
 
+    @property
+    def region(self) -> Region:
+        """Where the claim holds of it."""
+        if self.of.kind is ClaimKind.ORDER:
+            return ABOVE
+        if self.of.kind is ClaimKind.SAME:
+            margin = self.of.margin or MARGIN
+            return Region(1 / margin, margin)
+        low, high = self.of.above, self.of.below
+        return Region(-np.inf if low is None else low, np.inf if high is None else high)
+
+    def is_one(self) -> bool:
+        """Whether a ratio is 1 in every measured replicate: seen, not inferred."""
+        shares = self.interval.shares
+        equal = all(share.mean == 0 and share.error in (0, np.inf) for share in shares)
+        return bool(shares) and not self.interval.excluded and equal
+
     def __format__(self, digits: str) -> str:
         return significant(self.interval.estimate, int(digits)) if digits else self.interval.text()
-
-    @property
-    def question(self) -> Question:
-        if self.of.kind is ClaimKind.ORDER:
-            region = ABOVE
-        elif self.of.kind is ClaimKind.SAME:
-            margin = self.of.margin or MARGIN
-            region = Region(1 / margin, margin)
-        else:
-            bounds = {"low": self.of.above, "high": self.of.below}
-            region = Region(**{name: bound for name, bound in bounds.items() if bound is not None})
-        return Question(self.interval, region, self.of.condition)
-
-
-def _judge(claim: ClaimStatement, names: Wording, rows: pd.DataFrame) -> Evidence:
-    values = list(_values(claim, rows, names))
-    judged = [value for value in values if value.of.is_bounded]
-    seen = equal(value.interval for value in judged) if all(value.of.margin == 1 for value in judged) else None
-    beside = None
-    if claim.column == DEVIATION and EVERY in rows if claim.rmse is None else claim.rmse:
-        every = _judge(replace(claim.by(EVERY), rmse=False), names, rows)
-        beside = replace(every, sentence="")
-    usual = _USUAL[claim.kind] if claim.kind else ("{list}", "{list}.{left_out}")
-    result, finding = claim.result or usual[0], claim.finding or usual[1]
-    shown = [value for value in values if value.of.each] or judged
-    listed = ", ".join((claim.item or "{name} {value}").format(name=value.name, value=value) for value in shown)
-    ends = sorted(shown, key=lambda value: value.interval.estimate)
-    text: dict[str, Any] = {value.name: value for value in values}
-    text |= {"list": listed, "low": ends[0], "high": ends[-1], "first": shown[0], "last": shown[-1]}
-    text |= {"also": "".join(f" {value.of.also.format(value=value)}" for value in values if value.of.also)}
-    text |= {"left_out": left_out(*(value.interval for value in values if not value.of.also))}
-    text = _words(claim, rows, names) | text
-    if "{resolution}" in finding:
-        is_of_maximum = claim.column == DEVIATION and EVERY in rows and claim.reference is Reference.BASELINE
-        text["resolution"] = resolution(rows) if is_of_maximum else ""
-    if "{means}" in finding:
-        text["means"], text["sizes"] = _means(claim, rows, names)
-    questions = () if seen else tuple(value.question for value in judged)
-    return Evidence(result.format_map(text), finding.format_map(text), questions, beside, seen=seen)
 
 
 _REST = "{averaged}.{left_out}{resolution}"
@@ -248,6 +207,7 @@ _USUAL = {
     ClaimKind.RATIO: _RATIO,
     ClaimKind.SAME: _RATIO,
     ClaimKind.ORDER: ("{list}", "by {axis}, the ratios of {metric} are {list}" + _REST),
+    None: ("{list}", "{list}.{left_out}"),
 }
 """Templates of the figure and of the sentence where a claim has none of its own."""
 _FROM = {
@@ -258,96 +218,258 @@ _FROM = {
 _METRICS = {DEVIATION: "max difference", EVERY: "RMSE", "mean_absolute": "mean of |D|", "std": "standard deviation of D"}
 
 
-def _words(claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> dict[str, str]:
-    """The words that the usual templates name beside values."""
-    is_own = isinstance(claim.to, str) and f"{BASELINE}_{claim.column}" in rows
-    other = (
-        "of the reference" if is_own else "of the baseline" if isinstance(claim.to, str) else f"with {_entries(claim.to, names)}"
-    )
-    axes = [names.name(name) for name in _open(rows, claim) if rows[name].nunique() > 1]
-    return {
-        "axis": names.name(claim.over),
-        "metric": _metric(claim, rows),
-        "of": f" with {_entries(claim.of, names)}" if claim.of else "",
-        "to": other,
-        "averaged": f", averaged over {' and '.join(axes)}" if axes else "",
-    }
+@dataclass(frozen=True)
+class Weighing:
+    """Weighs a claim, or a part of one, on the rows of one scenario; `names` has what a reader calls the axes."""
 
+    claim: ClaimStatement
+    names: Wording = Wording()
 
-def _metric(claim: ClaimStatement, rows: pd.DataFrame) -> str:
-    """The metric in words."""
-    known, usual = _METRICS.get(claim.column), Wording().metric(claim.column, "", "")
-    if "tensor" in rows:
-        return f"the {known or usual} of all weights after the last step"
-    if known is None and not claim.output:
-        return f"the {usual}"
-    of, against = (f" of {claim.output}" if claim.output else ""), (f" {_FROM[claim.reference]}" if "reference" in rows else "")
-    return f"the {known or claim.column}{of}{against}"
+    def evidence(self, rows: pd.DataFrame) -> Evidence:
+        """The evidence, at each number format where that is what the claim says.
 
+        Raises:
+            NotMeasured: if there are no points of which the claim speaks.
+            Undecidable: if their rows cannot answer it.
+        """
+        own, several = self.at(self.of_output(rows), self.claim.where), self.claim.by_format
+        if several is None:
+            several = "format" in own and any(len(formats(self.at(own, side))) > 1 for side in self.sides)
+        if several:
+            return by_format(own, self.judge)
+        evidence = self.judge(own)
+        sentence = evidence.sentence if self.claim.finding else f"{evidence.sentence[0].upper()}{evidence.sentence[1:]}"
+        return replace(evidence, sentence=sentence)
 
-def _values(claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> Iterator[_Value]:
-    for name, part in claim.values().items():
-        own = _at(_of_output(rows, part), part.where, names)
-        try:
-            yield from _of_part(name, part, own, names)
-        except Undecidable:
-            if not part.also:
-                raise
+    def judge(self, rows: pd.DataFrame) -> Evidence:
+        """The evidence of rows of one format, in the words of the claim."""
+        claim, values = self.claim, list(self.values(rows))
+        judged, beside = [value for value in values if value.of.is_bounded], None
+        has_every = claim.column == DEVIATION and EVERY in rows
+        if has_every if claim.rmse is None else claim.rmse:
+            beside = replace(replace(self, claim=replace(claim.by(EVERY), rmse=False)).judge(rows), sentence="")
+        shown = [value for value in values if value.of.each] or judged
+        ends = sorted(shown, key=lambda value: value.interval.estimate)
+        item, (result, finding) = claim.item or "{name} {value}", _USUAL[claim.kind]
+        result, finding = claim.result or result, claim.finding or finding
+        text: dict[str, Any] = self.words(rows) | {value.name: value for value in values}
+        text |= {"list": ", ".join(item.format(name=value.name, value=value) for value in shown)}
+        text |= {"low": ends[0], "high": ends[-1], "first": shown[0], "last": shown[-1]}
+        text |= {"also": "".join(f" {value.of.also.format(value=value)}" for value in values if value.of.also)}
+        text |= {"left_out": left_out(*(value.interval for value in values if not value.of.also)), "resolution": ""}
+        if "{resolution}" in finding and has_every and claim.reference is Reference.BASELINE:
+            text["resolution"] = resolution(rows)
+        if "{means}" in finding:
+            text["means"], text["sizes"] = self.means(rows)
+        seen = None
+        if all(value.of.margin == 1 for value in judged):
+            seen = Verdict.HOLDS if all(value.is_one() for value in judged) else Verdict.FAILS
+        questions = () if seen else tuple(Question(value.interval, value.region, value.of.condition) for value in judged)
+        return Evidence(result.format_map(text), finding.format_map(text), questions, beside, seen=seen)
 
+    def words(self, rows: pd.DataFrame) -> dict[str, str]:
+        """The words that the usual templates name beside values."""
+        claim = self.claim
+        if isinstance(claim.to, str):
+            other = "of the reference" if f"{BASELINE}_{claim.column}" in rows else "of the baseline"
+        else:
+            other = f"with {self.entries(claim.to)}"
+        known, usual = _METRICS.get(claim.column), Wording().metric(claim.column, "", "")
+        of, against = (f" of {claim.output}" if claim.output else ""), f" {_FROM[claim.reference]}" if "reference" in rows else ""
+        metric = f"the {known or claim.column}{of}{against}"
+        if "tensor" in rows:
+            metric = f"the {known or usual} of all weights after the last step"
+        elif known is None and not claim.output:
+            metric = f"the {usual}"
+        axes = [self.names.name(name) for name in self.open(rows) if rows[name].nunique() > 1]
+        return {
+            "axis": self.names.name(claim.over),
+            "metric": metric,
+            "of": f" with {self.entries(claim.of)}" if claim.of else "",
+            "to": other,
+            "averaged": f", averaged over {' and '.join(axes)}" if axes else "",
+        }
 
-def _of_part(name: str, claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> Iterator[_Value]:
-    """The values of one part: of a ratio for each entry of an axis, of an order for each pair of neighbours."""
-    if claim.kind is ClaimKind.ORDER:
-        for larger, smaller in pairwise(claim.order):
-            times, _ = _times(claim, rows, ({claim.over: larger}, {claim.over: smaller}), names)
-            yield _Value(f"{larger} to {smaller}", times, claim)
-    elif claim.kind is ClaimKind.SLOPE:
-        yield _Value(name, _exponent(claim, rows, names), claim)
-    elif claim.each:
-        for entry in _subjects(rows, claim.each, names):
-            yield _Value(str(entry).replace("_", " "), *_ratio(claim, rows, {**claim.of, claim.each: entry}, names))
-    else:
-        yield _Value(name, *_ratio(claim, rows, claim.of, names))
+    def entries(self, labels: Labels) -> str:
+        """Entries of axes in words."""
+        return ", ".join(f"{self.names.name(axis)} = {entry}" for axis, entry in labels.items())
 
+    def values(self, rows: pd.DataFrame) -> Iterator[_Value]:
+        """The values of each part that was measured."""
+        for name, claim in self.claim.values().items():
+            part = replace(self, claim=claim)
+            own = part.at(part.of_output(rows), claim.where)
+            try:
+                yield from part.values_of(name, own)
+            except Undecidable:
+                if not claim.also:
+                    raise
 
-def _subjects(rows: pd.DataFrame, axis: str, names: Wording) -> list[Any]:
-    """The entries of an axis of which a claim speaks: numbers ascending, others in the order of the study."""
-    column, role = f"{LABEL}{axis}", f"{ENTRY_ROLE}{axis}"
-    own = rows[rows[role].isna()] if role in rows else rows
-    entries = list(own[column].dropna().unique()) if column in own else []
-    if not entries:
-        raise Undecidable(f"no {names.name(axis)} could be measured here")
-    return sorted(entries) if pd.api.types.is_numeric_dtype(own[column]) else entries
+    def values_of(self, name: str, rows: pd.DataFrame) -> Iterator[_Value]:
+        """The values of one part: of a ratio for each entry of an axis, of an order for each pair of neighbours."""
+        claim = self.claim
+        if claim.kind is ClaimKind.ORDER:
+            for larger, smaller in pairwise(claim.order):
+                yield _Value(f"{larger} to {smaller}", self.times(rows, {claim.over: larger}, {claim.over: smaller})[0], claim)
+        elif claim.kind is ClaimKind.SLOPE:
+            yield _Value(name, self.exponent(rows), claim)
+        elif not claim.each:
+            times, pairs = self.ratio(rows, claim.of)
+            yield _Value(name, times, claim, pairs)
+        else:
+            for entry in self.subjects(rows):
+                times, pairs = self.ratio(rows, {**claim.of, claim.each: entry})
+                yield _Value(str(entry).replace("_", " "), times, claim, pairs)
 
+    def subjects(self, rows: pd.DataFrame) -> list[Any]:
+        """The entries for each of which the claim has to hold: numbers ascending, others in the order of the study."""
+        column, role = f"{LABEL}{self.claim.each}", f"{ENTRY_ROLE}{self.claim.each}"
+        own = rows[rows[role].isna()] if role in rows else rows
+        entries = list(own[column].dropna().unique()) if column in own else []
+        if not entries:
+            raise Undecidable(f"no {self.names.name(self.claim.each)} could be measured here")
+        return sorted(entries) if pd.api.types.is_numeric_dtype(own[column]) else entries
 
-def _of_output(rows: pd.DataFrame, claim: ClaimStatement) -> pd.DataFrame:
-    """The rows of the output that the claim names, as if it were the primary one; all, where it names none."""
-    if not claim.metric:
+    def of_output(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the output that the claim names, as if it were the primary one; all, where it names none."""
+        claim = self.claim
+        if not claim.metric:
+            return rows
+        own = rows[rows["output"] == claim.output] if claim.output else rows
+        if own.empty or claim.column not in own:
+            raise NotMeasured(f"nothing was measured of {claim.metric}")
+        return own.assign(**{PRIMARY: True})
+
+    def at(self, rows: pd.DataFrame, labels: Labels) -> pd.DataFrame:
+        """The rows of some entries."""
+        for axis, entry in labels.items():
+            column = _column(rows, axis)
+            own = the_entry(rows, axis, EntryRole(entry["role"])) if isinstance(entry, dict) else entry
+            if column not in rows:
+                rows = rows.iloc[:0]
+            elif isinstance(own, (int, float)) and not isinstance(own, bool):  # in tables of several studies it may be text
+                rows = rows[pd.to_numeric(rows[column], errors="coerce") == own]
+            else:
+                rows = rows[rows[column].astype(str) == str(own)]
+            if rows.empty:
+                raise NotMeasured(f"nothing was measured with {self.entries({axis: own})}")
         return rows
-    own = rows[rows["output"] == claim.output] if claim.output else rows
-    if own.empty or claim.column not in own:
-        raise NotMeasured(f"nothing was measured of {claim.metric}")
-    return own.assign(**{PRIMARY: True})
+
+    @property
+    def sides(self) -> list[Labels]:
+        """The entries of each group of points that is compared."""
+        claim = self.claim
+        if claim.kind is ClaimKind.ORDER:
+            return [{claim.over: entry} for entry in claim.order]
+        if claim.kind is ClaimKind.SLOPE:
+            return [{}]
+        return [claim.of] if isinstance(claim.to, str) else [claim.of, claim.to]
+
+    def open(self, rows: pd.DataFrame) -> list[str]:
+        """The columns of the axes that the claim does not name, and whose entry the named ones leave open."""
+        claim = self.claim
+        axes = {axis for side in (claim.where, *self.sides) for axis in side} | ({claim.over, claim.each} - {""})
+        named = {_column(rows, axis) for axis in axes}
+        columns = [name for name in _labels(rows) if name not in named and rows[name].notna().any()]
+        derived = [name for name in named if name in rows and not name.startswith(LABEL)]
+        return [name for name in columns if not any((rows.groupby(name)[own].nunique() == 1).all() for own in derived)]
+
+    def replicates(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """One row for each replicate of each point, with its cluster.
+
+        Raises:
+            Undecidable: if there are none, or if some hold NaN or Inf.
+        """
+        metric = self.claim.column
+        own = select(rows, reference=self.claim.reference.value) if "reference" in rows else rows
+        if "tensor" in rows:
+            own, runs = at_the_end(rows), len(rows[["key", "seed"]].drop_duplicates())
+            if len(own) < runs:
+                raise Undecidable(f"{runs - len(own)} of {runs} runs stopped before the last step")
+        _refuse_broken(int((~np.isfinite(own[metric].astype(float))).sum()), len(own))
+        by = [*_labels(own), *(name for name in ("key", "seed") if name in own)]
+        if own.duplicated(by).any():  # of a kind of the user's own, whose columns tell further rows apart
+            own = own.assign(**{metric: own.groupby(by, dropna=False)[metric].transform("mean")}).drop_duplicates(by)
+        return _clustered(own)
+
+    def exponent(self, rows: pd.DataFrame) -> Interval:
+        """The exponent of an axis within the lines of the axes that the claim leaves open.
+
+        Both coordinates of a point are divided by their geometric means over its replicate's line, so that lines of another
+        height, or of which a point is lacking, do not tilt the common one.
+        """
+        claim, metric = self.claim, self.claim.column
+        column, words = _column(rows, claim.over), self.names.name(claim.over)
+        if column == claim.over:
+            return over_column(rows, column, metric, words, claim.reference.value)
+        if column not in rows:
+            raise NotMeasured(f"nothing was measured over {words}")
+        if claim.to == BASELINE:
+            own = beside_baseline(rows, metric, claim.reference.value, *_labels(rows))
+            own[metric] = (own[metric] / own[f"{metric}_baseline"]).where(own[f"{metric}_baseline"] > 0)
+        else:
+            own = self.replicates(rows)
+        own = own.assign(x=pd.to_numeric(own[column], errors="coerce")).dropna(subset="x")
+        if own["x"].nunique() < 2:
+            raise Undecidable(f"only one {words} was measured")
+        usable = (own[metric] > 0) & np.isfinite(own[metric])
+        logs = np.log(own.loc[usable, ["x", metric]].astype(float))
+        line = [own.loc[usable, name] for name in (*self.open(rows), "seed")]
+        centred = np.exp(logs - logs.groupby(line, dropna=False).transform("mean"))
+        x, y = (own[name].astype(float).where(~usable, centred[name]) for name in ("x", metric))
+        return slope(x, y, own["seed"], own["cluster"])
+
+    def ratio(self, rows: pd.DataFrame, of: Labels) -> tuple[Interval, str]:
+        """The metric at some entries over that of the claim's others, or of the baseline; see `times`."""
+        claim, metric = self.claim, self.claim.column
+        if not isinstance(claim.to, str):
+            return self.times(rows, of, claim.to)
+        own = self.at(rows, of)
+        if f"{BASELINE}_{metric}" not in rows:
+            return over_baseline(own, metric, claim.reference.value), ""
+        runs = self.replicates(own)  # a figure of each run beside that of its reference in the same row
+        return ratio(runs[metric], runs[f"{BASELINE}_{metric}"], runs["seed"], runs["cluster"]), ""
+
+    def times(self, rows: pd.DataFrame, *sides: Labels) -> tuple[Interval, str]:
+        """The metric at some entries over that at others, paired by replicate and by the entries of the axes left open.
+
+        With it, where the claim has words for pairs of one point, how many replicates are larger.
+        """
+        above, below = (self.replicates(self.at(rows, side)) for side in sides)
+        on, metric = [*self.open(rows), "seed"], self.claim.column
+        pairs = above[[*on, "key", metric, "cluster"]].merge(below[[*on, "key", metric]], on=on, suffixes=("", "_other"))
+        if pairs.empty:
+            raise Undecidable(f"no replicate was measured with {' and with '.join(map(self.entries, sides))}")
+        rest = ""
+        if self.claim.same_point:
+            same = pairs["key"] == pairs["key_other"]
+            trivial = len(pairs[same].drop_duplicates(on[:-1]))
+            pairs, rest = pairs[~same], f"; {self.claim.same_point.format(trivial)}" if trivial else ""
+            if pairs.empty:
+                raise Undecidable(f"every point with {self.entries(sides[0])} is one with {self.entries(sides[1])}")
+        times = ratio(pairs[metric], pairs[f"{metric}_other"], pairs["seed"], pairs["cluster"])
+        return times, f"{_counted(pairs, metric)}{rest}.{left_out(times)}" if self.claim.same_point else ""
+
+    def means(self, rows: pd.DataFrame) -> tuple[str, str]:
+        """The metric at each entry of an order or of a slope, with its interval and in short."""
+        claim = self.claim
+        if claim.kind is ClaimKind.ORDER:
+            own = {one: per_replicate(self.replicates(self.at(rows, {claim.over: one})), claim.column) for one in claim.order}
+            each = {entry: typical(one["value"].tolist(), one["cluster"].tolist()) for entry, one in own.items()}
+            sizes = ", ".join(significant(one.estimate) for one in each.values())
+            return ", ".join(f"{entry} {one.text()}" for entry, one in each.items()), sizes
+        at = self.replicates(rows).groupby(_column(rows, claim.over), sort=True)[claim.column].mean()
+        places = [str(int(place)) if isinstance(place, float) and place.is_integer() else str(place) for place in at.index]
+        steps = ", ".join(f"{significant(float(value))} at {place}" for place, value in zip(places, at, strict=True))
+        return steps, steps
+
+
+def _labels(rows: pd.DataFrame) -> list[str]:
+    return [str(name) for name in rows if str(name).startswith(LABEL)]
 
 
 def _column(rows: pd.DataFrame, axis: str) -> str:
     return axis if axis in COLUMNS and f"{LABEL}{axis}" not in rows else f"{LABEL}{axis}"
-
-
-def _at(rows: pd.DataFrame, labels: Labels, names: Wording) -> pd.DataFrame:
-    """The rows of some entries."""
-    for axis, entry in labels.items():
-        column = _column(rows, axis)
-        own = the_entry(rows, axis, EntryRole(entry["role"])) if isinstance(entry, dict) else entry
-        if column not in rows:
-            rows = rows.iloc[:0]
-        elif isinstance(own, (int, float)) and not isinstance(own, bool):  # in tables of several studies it may have become text
-            rows = rows[pd.to_numeric(rows[column], errors="coerce") == own]
-        else:
-            rows = rows[rows[column].astype(str) == str(own)]
-        if rows.empty:
-            raise NotMeasured(f"nothing was measured with {_entries({axis: own}, names)}")
-    return rows
 
 
 def the_entry(rows: pd.DataFrame, axis: str, role: EntryRole) -> str:
@@ -365,103 +487,6 @@ def the_entry(rows: pd.DataFrame, axis: str, role: EntryRole) -> str:
     return entries[0]
 
 
-def _entries(labels: Labels, names: Wording) -> str:
-    return ", ".join(f"{names.name(axis)} = {entry}" for axis, entry in labels.items())
-
-
-def _sides(claim: ClaimStatement) -> list[Labels]:
-    """The entries of each group of points that is compared."""
-    if claim.kind is ClaimKind.ORDER:
-        return [{claim.over: entry} for entry in claim.order]
-    if claim.kind is ClaimKind.SLOPE:
-        return [{}]
-    return [claim.of] if isinstance(claim.to, str) else [claim.of, claim.to]
-
-
-def _open(rows: pd.DataFrame, claim: ClaimStatement) -> list[str]:
-    """The columns of the axes that the claim does not name, and whose entry the named ones leave open."""
-    axes = {axis for side in (claim.where, *_sides(claim)) for axis in side} | ({claim.over, claim.each} - {""})
-    named = {_column(rows, axis) for axis in axes}
-    columns = [str(name) for name in rows if str(name).startswith(LABEL) and str(name) not in named and rows[name].notna().any()]
-    derived = [name for name in named if name in rows and not name.startswith(LABEL)]
-    return [name for name in columns if not any((rows.groupby(name)[own].nunique() == 1).all() for own in derived)]
-
-
-def _replicates(rows: pd.DataFrame, claim: ClaimStatement) -> pd.DataFrame:
-    """One row for each replicate of each point, with its cluster.
-
-    Raises:
-        Undecidable: if there are none, or if some hold NaN or Inf.
-    """
-    metric = claim.column
-    own = select(rows, reference=claim.reference.value) if "reference" in rows else rows
-    if "tensor" in rows:
-        own, runs = at_the_end(rows), len(rows[["key", "seed"]].drop_duplicates())
-        if len(own) < runs:
-            raise Undecidable(f"{runs - len(own)} of {runs} runs stopped before the last step")
-    _refuse_broken(int((~np.isfinite(own[metric].astype(float))).sum()), len(own))
-    by = [str(name) for name in own if str(name).startswith(LABEL) or name in ("key", "seed")]
-    if own.duplicated(by).any():  # of a kind of the user's own, whose columns tell further rows apart
-        own = own.assign(**{metric: own.groupby(by, dropna=False)[metric].transform("mean")}).drop_duplicates(by)
-    return _clustered(own)
-
-
-def _exponent(claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> Interval:
-    """The exponent of an axis within the lines of the axes that the claim leaves open.
-
-    Both coordinates of a point are divided by their geometric means over its replicate's line, so that lines of another height,
-    or of which a point is lacking, do not tilt the common one.
-    """
-    column, metric = _column(rows, claim.over), claim.column
-    if claim.over in COLUMNS and column == claim.over:
-        return over_column(rows, column, metric, names.name(claim.over), claim.reference.value)
-    if column not in rows:
-        raise NotMeasured(f"nothing was measured over {names.name(claim.over)}")
-    if claim.to == BASELINE:
-        own = beside_baseline(rows, metric, claim.reference.value, *(str(name) for name in rows if str(name).startswith(LABEL)))
-        own[metric] = (own[metric] / own[f"{metric}_baseline"]).where(own[f"{metric}_baseline"] > 0)
-    else:
-        own = _replicates(rows, claim)
-    own = own.assign(x=pd.to_numeric(own[column], errors="coerce")).dropna(subset="x")
-    if own["x"].nunique() < 2:
-        raise Undecidable(f"only one {names.name(claim.over)} was measured")
-    usable = (own[metric] > 0) & np.isfinite(own[metric])
-    logs = np.log(own.loc[usable, ["x", metric]].astype(float))
-    line = [own.loc[usable, name] for name in (*_open(rows, claim), "seed")]
-    centred = np.exp(logs - logs.groupby(line, dropna=False).transform("mean"))
-    x, y = (own[name].astype(float).where(~usable, centred[name]) for name in ("x", metric))
-    return slope(x, y, own["seed"], own["cluster"])
-
-
-def _ratio(claim: ClaimStatement, rows: pd.DataFrame, of: Labels, names: Wording) -> tuple[Interval, ClaimStatement, str]:
-    if not isinstance(claim.to, str):
-        times, pairs = _times(claim, rows, (of, claim.to), names)
-        return times, claim, pairs
-    own, metric = _at(rows, of, names), claim.column
-    if f"{BASELINE}_{metric}" not in rows:
-        return over_baseline(own, metric, claim.reference.value), claim, ""
-    runs = _replicates(own, claim)  # a figure of each run beside that of its reference in the same row
-    return ratio(runs[metric], runs[f"{BASELINE}_{metric}"], runs["seed"], runs["cluster"]), claim, ""
-
-
-def _times(claim: ClaimStatement, rows: pd.DataFrame, sides: tuple[Labels, Labels], names: Wording) -> tuple[Interval, str]:
-    """The metric at some entries over that at others, paired by replicate and by the entries of the axes left open."""
-    above, below = (_replicates(_at(rows, side, names), claim) for side in sides)
-    paired, metric = [*_open(rows, claim), "seed"], claim.column
-    pairs = above[[*paired, "key", metric, "cluster"]].merge(below[[*paired, "key", metric]], on=paired, suffixes=("", "_other"))
-    if pairs.empty:
-        raise Undecidable(f"no replicate was measured with {' and with '.join(_entries(side, names) for side in sides)}")
-    rest = ""
-    if claim.same_point:
-        same = pairs["key"] == pairs["key_other"]
-        trivial = len(pairs[same].drop_duplicates(_open(rows, claim)))
-        pairs, rest = pairs[~same], f"; {claim.same_point.format(trivial)}" if trivial else ""
-        if pairs.empty:
-            raise Undecidable(f"every point with {_entries(sides[0], names)} is one with {_entries(sides[1], names)}")
-    times = ratio(pairs[metric], pairs[f"{metric}_other"], pairs["seed"], pairs["cluster"])
-    return times, f"{_counted(pairs, metric)}{rest}.{left_out(times)}" if claim.same_point else ""
-
-
 def _counted(pairs: pd.DataFrame, metric: str) -> str:
     """How many replicates are larger; pairs of one replicate are one trial of the sign test, by their mean."""
     if (pairs[metric] == pairs[f"{metric}_other"]).all():
@@ -469,17 +494,3 @@ def _counted(pairs: pd.DataFrame, metric: str) -> str:
     counted = signs(pairs[metric], pairs[f"{metric}_other"], pairs["seed"])
     test = "" if pairs["cluster"].nunique() > 1 else f" (sign test p = {counted.p:.2g})"  # heads of a layer are no trials
     return f"larger in {counted.larger}, equal in {counted.equal} of {counted.count} replicates{test}"
-
-
-def _means(claim: ClaimStatement, rows: pd.DataFrame, names: Wording) -> tuple[str, str]:
-    """The metric at each entry of an order or of a slope, with its interval and in short."""
-    if claim.kind is ClaimKind.ORDER:
-        runs = {entry: _replicates(_at(rows, {claim.over: entry}, names), claim) for entry in claim.order}
-        own = {entry: per_replicate(one, claim.column) for entry, one in runs.items()}
-        each = {entry: typical(one["value"].tolist(), one["cluster"].tolist()) for entry, one in own.items()}
-        listed = ", ".join(f"{entry} {one.text()}" for entry, one in each.items())
-        return listed, ", ".join(significant(one.estimate) for one in each.values())
-    at = _replicates(rows, claim).groupby(_column(rows, claim.over), sort=True)[claim.column].mean()
-    places = [str(int(place)) if isinstance(place, float) and place.is_integer() else str(place) for place in at.index]
-    steps = ", ".join(f"{significant(float(value))} at {place}" for place, value in zip(places, at, strict=True))
-    return steps, steps

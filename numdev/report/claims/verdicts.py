@@ -23,6 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -176,7 +177,6 @@ class Evidence:
     questions: tuple[Question, ...] = ()
     beside: Evidence | None = None
     says: Mapping[Verdict, str] = field(default_factory=dict)
-    is_measured: bool = True
     seen: Verdict | None = None
 
     def each(self) -> Iterator[Evidence]:
@@ -187,39 +187,27 @@ class Evidence:
 
     def p(self) -> tuple[float, float]:
         """The p-values of the claim's holding and of its failing, as the module derives them; NaN where nothing can be tested."""
-        each = [(question.p, question.is_condition) for question in self.questions]
-        known = [(p, is_condition) for p, is_condition in each if not math.isnan(p[0])]
+        known = [question for question in self.questions if not math.isnan(question.p[0])]
         if not known:
             return math.nan, math.nan
-        outside = [p[1] for p, is_condition in known if not is_condition]
-        inside = max(p[0] for p, _ in known) if len(known) == len(each) else 1.0
+        outside = [question.p[1] for question in known if not question.is_condition]
+        inside = max(question.p[0] for question in known) if len(known) == len(self.questions) else 1.0
         return inside, min(1.0, len(outside) * min(outside, default=1.0))
 
     def judged(self, adjusted: Iterator[float], over: str = "") -> Finding:
         """The finding, with the adjusted p-value of `each`."""
         p, (inside, outside) = next(adjusted), self.p()
-        verdict = Verdict.UNDECIDED
-        if p < ALPHA:
-            verdict = Verdict.HOLDS if inside < outside else Verdict.FAILS
-        verdict = self.seen or verdict if self.is_measured else Verdict.NOT_MEASURED
+        decided = Verdict.HOLDS if inside < outside else Verdict.FAILS
+        verdict = self.seen or (decided if p < ALPHA else Verdict.UNDECIDED)
         beside = None if self.beside is None else self.beside.judged(adjusted)
-        by_rmse = "" if beside is None else f" By RMSE: {beside.verdict.value}, {beside.figure}."
-        first = f"{self.says[verdict]} " if verdict in self.says else ""
-        over = "over no runs but these" if self.seen else over
-        equal = [share.freedom + 1 for question in self.questions for share in question.value.shares if share.error == 0]
-        share = f"at most {largest_share(min(equal)):.0%} of others differ (95 %)." if equal else ""
-        same = f" Where all {min(equal)} replicates are equal, {share}" if equal else ""
-        return Finding(verdict, self.figure, f"{first}{self.sentence}{same}{by_rmse}", p, over, beside)
-
-
-def equal(ratios: Iterable[Interval]) -> Verdict:
-    """Whether ratios are 1 in every measured replicate: seen, not inferred."""
-
-    def is_one(value: Interval) -> bool:
-        whole = bool(value.shares) and not value.excluded
-        return whole and all(share.mean == 0 and share.error in (0, math.inf) for share in value.shares)
-
-    return Verdict.HOLDS if all(map(is_one, ratios)) else Verdict.FAILS
+        sentence = f"{self.says[verdict]} {self.sentence}" if verdict in self.says else self.sentence
+        if equal := [share.freedom + 1 for question in self.questions for share in question.value.shares if share.error == 0]:
+            share = f"at most {largest_share(min(equal)):.0%} of others differ (95 %)."
+            sentence += f" Where all {min(equal)} replicates are equal, {share}"
+        if beside is not None:
+            sentence += f" By RMSE: {beside.verdict.value}, {beside.figure}."
+        is_of_these = self.seen in (Verdict.HOLDS, Verdict.FAILS)
+        return Finding(verdict, self.figure, sentence, p, "over no runs but these" if is_of_these else over, beside)
 
 
 def judged(evidence: Sequence[Evidence], over: Sequence[str] = ()) -> list[Finding]:
@@ -263,15 +251,14 @@ class Claim:
         try:
             return self.test(rows)
         except Undecidable as reason:
-            sentence, is_measured = f"{str(reason)[:1].upper()}{str(reason)[1:]}.", not isinstance(reason, NotMeasured)
-            return Evidence("unknown" if is_measured else "not measured", sentence, is_measured=is_measured)
+            sentence = f"{str(reason)[:1].upper()}{str(reason)[1:]}."
+            if isinstance(reason, NotMeasured):
+                return Evidence("not measured", sentence, seen=Verdict.NOT_MEASURED)
+            return Evidence("unknown", sentence)
 
     def find(self, rows: pd.DataFrame) -> Finding:
         """The finding on the rows of one scenario alone."""
         return judged([self.weigh(rows)], [generality(rows, self.words)])[0]
-
-
-_REPRODUCED, _BORNE_OUT = "reproduced", "borne out"  # of a source, and by the measurements alone
 
 
 @dataclass(frozen=True)
@@ -300,20 +287,13 @@ class ClaimResult:
         Where it is ours, or no scenario stands for the source, there is nothing to reproduce: it is borne out or not. Scenarios
         in which nothing was measured do not count.
         """
-        word = _BORNE_OUT if self.claim.is_ours or not is_sources(self.main) else _REPRODUCED
         verdicts = {self.findings[scenario].verdict for scenario in self.chief} - {Verdict.NOT_MEASURED}
         if verdicts <= {Verdict.UNDECIDED}:
             return (Verdict.UNDECIDED if verdicts else Verdict.NOT_MEASURED).value
+        word = "borne out" if self.claim.is_ours or not is_sources(self.main) else "reproduced"
         if Verdict.HOLDS in verdicts:
             return word if len(verdicts) == 1 else f"partly {word}"
         return f"not {word}"
-
-    @property
-    def where(self) -> str:
-        """The circumstances that `word` is about, if the source does not state them."""
-        measured = (scenario for scenario in self.chief if self.findings[scenario].verdict is not Verdict.NOT_MEASURED)
-        roles = {scenario.role for scenario in measured}
-        return " under our assumption about the source's circumstances" if Role.ASSUMED in roles else ""
 
     @property
     def everywhere(self) -> bool:
@@ -322,18 +302,22 @@ class ClaimResult:
 
     @property
     def overall(self) -> str:
-        """`word`, and where scenarios differ, the verdict and figure of each."""
-        parts = [self.word + self.where]
-        for verdict, scenarios in self._rest().items():
-            each = "; ".join(f"{scenario.title} ({self.findings[scenario].figure})" for scenario in scenarios)
-            parts.append(f"{verdict.value.capitalize()} with {each}")
-        return ". ".join(parts)
+        """The word, and where scenarios differ, the verdict and figure of each."""
+        own = {verdict: (f"{one.title} ({self.findings[one].figure})" for one in each) for verdict, each in self._rest().items()}
+        rest = [f"{verdict.value.capitalize()} with {'; '.join(each)}" for verdict, each in own.items()]
+        return ". ".join([self._qualified, *rest])
 
     @property
     def brief(self) -> str:
-        """`word`, and where scenarios differ, the number of the others with each verdict."""
+        """The word, and where scenarios differ, the number of the others with each verdict."""
         counts = [f"{verdict.value} in {len(scenarios)}" for verdict, scenarios in self._rest().items()]
-        return self.word + self.where + (f"; other scenarios: {', '.join(counts)}" if counts else "")
+        return self._qualified + (f"; other scenarios: {', '.join(counts)}" if counts else "")
+
+    @property
+    def _qualified(self) -> str:
+        """The word, with the circumstances that it is about, if the source does not state them."""
+        roles = {one.role for one in self.chief if self.findings[one].verdict is not Verdict.NOT_MEASURED}
+        return self.word + (" under our assumption about the source's circumstances" if Role.ASSUMED in roles else "")
 
     def _rest(self) -> dict[Verdict, list[Scenario]]:
         """The scenarios that `word` does not cover, by verdict; none where all agree."""
@@ -348,25 +332,26 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
 
     All of them are one table: p-values are adjusted for the number of questions in it.
     """
-    weighed = []
-    for claim in claims.values():
-        for name, manifest in results.manifests.items():
-            if claim.name in manifest["claims"]:
-                rows = results.study(name, claim.table)
-                scenarios = by_role(results.scenarios(name).values())
-                by_scenario = {one: of(rows, one) for one in scenarios}
-                if claim.across:  # all scenarios as one, with the most cautious of their roles
-                    title, overrides = str(manifest["title"]), " ".join(manifest["overrides"])
-                    role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
-                    by_scenario = {Scenario(name, f"{title}, with overrides: {overrides}" if overrides else title, role): rows}
-                for scenario, own in by_scenario.items():
-                    weighed.append((claim, name, scenario, claim.weigh(own), generality(own, claim.words)))
-    findings = judged([evidence for *_, evidence, _ in weighed], [words for *_, words in weighed])
-    questions = count(evidence for *_, evidence, _ in weighed)
-    of_claim: dict[tuple[str, str], dict[Scenario, Finding]] = {}
-    for (claim, study, scenario, *_), finding in zip(weighed, findings, strict=True):
-        of_claim.setdefault((claim.name, study), {})[scenario] = finding
-    return [ClaimResult(claims[name], study, own, questions) for (name, study), own in of_claim.items()]
+    places: dict[tuple[str, str], list[Scenario]] = {}
+    weighed, over = list[Evidence](), list[str]()
+    for claim, (name, manifest) in product(claims.values(), results.manifests.items()):
+        if claim.name not in manifest["claims"]:
+            continue
+        rows, scenarios = results.study(name, claim.table), by_role(results.scenarios(name).values())
+        own = {scenario: of(rows, scenario) for scenario in scenarios}
+        if claim.across:  # all scenarios as one, with the most cautious of their roles
+            overrides = f", with overrides: {' '.join(manifest['overrides'])}" if manifest["overrides"] else ""
+            role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
+            own = {Scenario(name, f"{manifest['title']}{overrides}", role): rows}
+        places[claim.name, name] = list(own)
+        weighed += map(claim.weigh, own.values())
+        over += [generality(each, claim.words) for each in own.values()]
+    findings, questions = iter(judged(weighed, over)), count(weighed)
+    return [
+        ClaimResult(claims[name], study, {scenario: next(findings) for scenario in scenarios}, questions)
+        for (name, study), scenarios in places.items()
+        if scenarios
+    ]
 
 
 def note(claims: Sequence[ClaimResult]) -> str:

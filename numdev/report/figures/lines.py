@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import over_column, ratio_of
@@ -22,28 +21,26 @@ from numdev.report.figures.marks import (
     BESIDE,
     DASHED,
     Dot,
-    Name,
     Panel,
     around,
     by_scenario,
     corner,
     draw_grid,
     draw_rows,
-    fill,
     head,
-    heights,
+    key,
     legend,
     line,
     log_y,
     measured,
     name_ends,
+    page,
     plain_ticks,
     replicates,
     titled,
-    whiskers,
 )
 from numdev.report.figures.marks import in_u as scaled
-from numdev.report.figures.theme import BASELINE, BLACK, GREY, OUTPUT_COLOURS, PAGE, PALE, POLICY_COLOURS, SMALL, TILED, colour
+from numdev.report.figures.theme import BASELINE, BLACK, GREY, OUTPUT_COLOURS, PALE, POLICY_COLOURS, SMALL, TILED, colour
 from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.statistics import Interval, significant
 
@@ -57,8 +54,7 @@ _SHADES = OUTPUT_COLOURS | {"variant": TILED, "baseline": BASELINE}
 _SHIFT = 0.24  # of the dots over one format, apart
 
 
-@dataclass(frozen=True)
-class _Series:
+class _Series(NamedTuple):
     """One line: its name, its rows, its metric and its look."""
 
     name: str
@@ -109,24 +105,27 @@ class Lines:
         names = formats(rows)
         return "bf16" if "bf16" in names else names[0]
 
+    @property
+    def has_units(self) -> bool:
+        """Whether the unit roundoff of each format is marked."""
+        return self.x == _FORMAT and not (self.in_u or self.by)
+
     def series(self, rows: pd.DataFrame) -> Iterator[_Series]:
         """The lines in some rows; over a setting those at one format."""
         fmt = self.main(rows)
         here = rows if self.x == _FORMAT else rows[rows["format"] == fmt]
-        outputs = [name.rpartition(".")[0] for name in self.y]
         for place, name in enumerate(self.y):
-            own = here[here["output"] == outputs[place]] if outputs[place] else here
-            values = (
-                [key for key in (self.names or own[self.by].dropna().unique()) if (own[self.by] == key).any()]
-                if self.by
-                else [""]
+            output, _, metric = name.rpartition(".")
+            own = here[here["output"] == output].assign(primary=True) if output else here.assign(primary=True)
+            of_value = (
+                {value: own[own[self.by] == value] for value in self.names or own[self.by].dropna().unique()} if self.by else {}
             )
-            for i, value in enumerate(values):
-                shade = _SHADES.get(str(value) if self.by else outputs[place], colour(fmt) if self.x != _FORMAT else "")
+            values = [(value, mine) for value, mine in of_value.items() if len(mine)] if self.by else [("", own)]
+            for i, (value, mine) in enumerate(values):
+                shade = _SHADES.get(str(value) if self.by else output, colour(fmt) if self.x != _FORMAT else "")
                 look = _LOOKS[(0 if shade in _SHADES.values() else i if self.by else place) % len(_LOOKS)]
-                words = self.names.get(str(value or name), str(value or name))
-                mine = own[own[self.by] == value] if self.by else own
-                yield _Series(words, mine.assign(primary=True), name.rpartition(".")[2], {**look, "color": shade or GREY})
+                words = str(value or name)
+                yield _Series(self.names.get(words, words), mine, metric, {**look, "color": shade or GREY})
 
     def points(self, own: _Series, *, in_u: bool = False) -> list[tuple[float, Interval | None]]:
         """The values of a line at each x, ascending; None where a replicate holds NaN or Inf, or nothing was measured."""
@@ -135,7 +134,7 @@ class Lines:
         else:
             subject = own.rows["subject"].iloc[0] if self.by == "subject" and len(own.rows) else "variant"
             rows = compared(own.rows, subject, self.reference)
-            rows = scaled(rows, (own.metric,)) if in_u or self.in_u else rows
+            rows = scaled(rows, own.metric) if in_u or self.in_u else rows
             values = {x: replicates(at, own.metric) for x, at in rows.groupby(self.x, sort=True)}
         if self.x == _FORMAT:
             return [(float(i), values.get(name)) for i, name in enumerate(formats(own.rows))]
@@ -145,13 +144,12 @@ class Lines:
         """The ratio in some rows."""
         return measured(lambda: ratio_of(rows, self.y[0], self.reference, **self.ratio))
 
-    def exponent(self, own: _Series) -> Interval | None:
-        column = "u" if self.x == _FORMAT else self.x
-        return measured(over_column, own.rows, column, own.metric, self.symbol, self.reference)
-
     def power(self, own: _Series, *, whole: bool = False) -> str:
         """The exponent in words; empty where it is not stated."""
-        value = self.exponent(own) if self.symbol and not self.ratio else None
+        if not self.symbol or self.ratio:
+            return ""
+        column = "u" if self.x == _FORMAT else self.x
+        value = measured(over_column, own.rows, column, own.metric, self.symbol, self.reference)
         if value is None or not math.isfinite(value.estimate):
             return ""
         number, _, rest = value.text().partition(" ") if whole else (significant(value.estimate), "", "")
@@ -159,22 +157,16 @@ class Lines:
 
     def limits(self, rows: pd.DataFrame) -> tuple[float, float]:
         """A log axis around all lines of some scenarios."""
-        each = [own for scenario in ordered(rows) for own in self.series(of(rows, scenario))]
-        units = [Format.parse(name).u for name in formats(rows)] if self._has_units else []
-        room = 0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0
-        lines = (*self.at, *(self.band or ())) if self.layout == "panels" else ()
-        return around((value for own in each for _, value in self.points(own)), *units, *lines, room=room)
-
-    @property
-    def _has_units(self) -> bool:
-        """Whether the unit roundoff of each format is marked."""
-        return self.x == _FORMAT and not (self.in_u or self.by)
+        values = [one for scenario in ordered(rows) for own in self.series(of(rows, scenario)) for _, one in self.points(own)]
+        units = [Format.parse(name).u for name in formats(rows)] if self.has_units else []
+        marks = (*self.at, *(self.band or ())) if self.layout == "panels" else ()
+        return around(values, *units, *marks, room=0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0)
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """The lines of a panel with their exponents, or the ratio."""
         every = list(self.series(panel.rows))
         for place, own in enumerate(every):
-            self._line(axes, own, self.points(own), place - (len(every) - 1) / 2)
+            self._line(axes, own, place - (len(every) - 1) / 2)
             if words := self.power(own, whole=panel.large and len(every) > 1):
                 named = own.name if len(every) > 1 else ""
                 down = 2 + 10 * (place + bool(panel.large and self.paper))
@@ -187,8 +179,9 @@ class Lines:
         if self.layout == "panels":
             self._mark(axes, named=panel.large)
 
-    def _line(self, axes: Axes, own: _Series, points: Sequence[tuple[float, Interval | None]], shift: float) -> None:
+    def _line(self, axes: Axes, own: _Series, shift: float) -> None:
         """Over a setting joined; over formats a dot for each, and a word where there is nothing to draw."""
+        points = self.points(own)
         if self.x != _FORMAT:
             known = [(x, value) for x, value in points if value is not None and value.estimate > 0]
             line(axes, known, elinewidth=0.8, label=own.name, **own.look)
@@ -196,24 +189,25 @@ class Lines:
         for (x, value), name in zip(points, formats(own.rows), strict=True):
             shade = own.look["color"] if own.look["color"] != GREY else colour(name)
             if value is not None and value.estimate > 0:
-                at, bars = x + _SHIFT * shift, whiskers([value])
-                axes.errorbar(at, value.estimate, bars, color=shade, marker="o", markersize=4.5, label=own.name)
+                line(axes, [(x + _SHIFT * shift, value)], color=shade, marker="o", markersize=4.5, label=own.name)
             else:
                 look: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "ha": "center", "fontsize": SMALL}
                 axes.annotate("NaN" if value is None else "0", (x, 0.02), **look)
-            if self._has_units:
+            if self.has_units:
                 axes.hlines(Format.parse(name).u, x - 0.3, x + 0.3, color=BLACK, linewidth=0.8, linestyle=(0, (2, 1)))
 
     def _lay(self, axes: Axes, rows: pd.DataFrame, *, turned: bool = False) -> None:
         """Names of what was measured on the horizontal axis, every other one where there are many."""
         if self.x == _FORMAT:
-            _name_formats(axes, formats(rows))
+            axes.set_xticks(range(len(formats(rows))), [name.upper() for name in formats(rows)])
+            axes.set_xlim(-0.6, len(formats(rows)) - 0.4)
+            axes.tick_params(axis="x", length=0)
             return
         each = [sorted(own.rows[self.x].dropna().astype(float).unique().tolist()) for own in self.series(rows)]
         plain_ticks(axes, each[0][:: 2 if len(each[0]) > 4 else 1], turned=turned and len(each[0]) > 5)
-        places = sorted(place for own in each for place in own)
-        span = max(places[-1] / places[0], 2.0)
-        axes.set_xlim(places[0] / span**0.08, places[-1] * span**0.08)
+        low, high = (end(place for own in each for place in own) for end in (min, max))
+        span = max(high / low, 2.0)
+        axes.set_xlim(low / span**0.08, high * span**0.08)
 
     def _mark(self, axes: Axes, *, named: bool = True) -> None:
         """The values with a line, and the band."""
@@ -226,49 +220,42 @@ class Lines:
 
     def beside(self, axes: Axes, rows: pd.DataFrame) -> None:
         """Beside the first panel: the ratio at every format, or the metric at every format in units of its u."""
-        names = formats(rows)
+        at = {name: rows[rows["format"] == name] for name in formats(rows)}
         if self.ratio:
-            values = [self.times(rows[rows["format"] == name]) for name in names]
-            log_y(axes, *around(values, *self.at, *(self.band or ())))
-            for place, (name, value) in enumerate(zip(names, values, strict=True)):
-                if value is not None:
-                    axes.errorbar(place, value.estimate, whiskers([value]), color=colour(name), marker="o")
+            values = {name: self.times(own) for name, own in at.items()}
+            log_y(axes, *around(values.values(), *self.at, *(self.band or ())))
+            for place, (name, value) in enumerate(values.items()):
+                line(axes, [(place, value)] if value else [], color=colour(name), marker="o")
             self._mark(axes, named=False)
-            _name_formats(axes, names)
-            axes.set_title(self.ratio_text.capitalize(), loc="left")
+            replace(self, x=_FORMAT)._lay(axes, rows)
         else:
-            each = {name: next(self.series(rows[rows["format"] == name])) for name in names}
+            each = {name: next(self.series(own)) for name, own in at.items()}
             points = {name: self.points(own, in_u=True) for name, own in each.items()}
             log_y(axes, *around(value for own in points.values() for _, value in own))
-            ends: list[Name] = []
+            ends = []
             for place, (name, own) in enumerate(each.items()):
                 here = [(place if self.x == _FORMAT else x, value) for x, value in points[name] if value and value.estimate > 0]
                 line(axes, here, elinewidth=0.8, label=name.upper(), marker="o", color=colour(name))
-                ends += [(here[-1][0], here[-1][1].estimate, f"{name.upper()} {self.power(own)}", colour(name))] if here else []
+                ends += [(x, value.estimate, f"{name.upper()} {self.power(own)}", colour(name)) for x, value in here[-1:]]
             self._lay(axes, rows)
             if self.x != _FORMAT:
                 left, right = axes.get_xlim()
                 axes.set_xlim(left, right * (right / left) ** 0.75)
                 name_ends(axes, ends, 0.09)
-            axes.set_title("Every format, in u of F", loc="left")
+        axes.set_title(self.ratio_text.capitalize() if self.ratio else "Every format, in u of F", loc="left")
         axes.set_xlabel("number format F" if self.ratio or self.x == _FORMAT else self.text[0].partition(",")[0])
 
     def rows_of_scenarios(self, axes: Axes, rows: pd.DataFrame) -> None:
         """The ratio at one format, a row for each scenario in the colour of its policy."""
-        own, scenarios = rows[rows["format"] == self.main(rows)], ordered(rows)
-        values = [(place, of(own, one), self.times(of(own, one))) for place, one in enumerate(scenarios)]
-        text = {i: (one.text() if math.isfinite(one.high) else significant(one.estimate)) if one else "" for i, _, one in values}
-        policy = {i: mine["policy"][mine["subject"] == "variant"].iloc[:1].tolist() for i, mine, _ in values}
-        dots = [Dot(i, one, POLICY_COLOURS.get("".join(policy[i]), TILED), text[i], "unknown") for i, _, one in values]
+        own, scenarios, dots = rows[rows["format"] == self.main(rows)], ordered(rows), []
+        for place, scenario in enumerate(scenarios):
+            here = of(own, scenario)
+            value = self.times(here)
+            text = "" if not value else value.text() if math.isfinite(value.high) else significant(value.estimate)
+            policy = "".join(here["policy"][here["subject"] == "variant"].iloc[:1])
+            dots.append(Dot(place, value, POLICY_COLOURS.get(policy, TILED), text, "unknown"))
         draw_rows(axes, [titled(one) for one in scenarios], dots, at=self.at, band=self.band, room=0.38)
         axes.set_xlabel(f"{self.text[1].partition(',')[0]} at {self.main(rows).upper()}, {self.ratio_text}")
-
-
-def _name_formats(axes: Axes, names: Sequence[str]) -> None:
-    """Number formats as categories on the horizontal axis."""
-    axes.set_xticks(range(len(names)), [name.upper() for name in names])
-    axes.set_xlim(-0.6, len(names) - 0.4)
-    axes.tick_params(axis="x", length=0)
 
 
 def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
@@ -278,14 +265,14 @@ def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
     rows = rows[rows["output"].isin([name.rpartition(".")[0] for name in own.y])]
     panels = by_scenario(rows, first=1 if own.layout != "panels" else None)
     where = "" if own.x == _FORMAT else f" at {own.main(rows).upper()}"
-    keys = {one.name: Line2D([], [], **one.look) for one in own.series(rows)}
+    keys = {one.name: key("", **one.look) for one in own.series(rows)}
     if own.layout == "panels":
         figure = draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{where}"))
     else:
         (first,), *others = panels
-        lower = 0.75 + 0.165 * len(ordered(rows)) if own.layout == "ratio" else sum(heights(others)) + 0.25
+        lower = 0.75 + 0.165 * len(ordered(rows)) if own.layout == "ratio" else sum(one[0].height for one in others) + 0.25
         tall = [2.3, *([lower] if others or own.layout == "ratio" else [])]
-        figure = Figure(figsize=(PAGE, sum(tall)), layout="constrained")
+        figure = page(sum(tall))
         parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall, squeeze=False)
         large, narrow = parts[0][0].subplots(1, 2, width_ratios=[2, 1])
         head(large, first, 1)
@@ -298,7 +285,7 @@ def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
         if own.layout == "ratio":
             own.rows_of_scenarios(parts[1][0].subplots(1, 1), rows)
         elif others:
-            fill(parts[1][0], others, own.draw, own.limits, (own.text[0], text))
+            draw_grid(others, own.draw, own.limits, (own.text[0], text), parts[1][0])
     if len(keys) > 1:
         legend(figure, keys, len(keys), "outside lower right")
     return figure

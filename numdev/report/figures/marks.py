@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from numdev.arithmetic.formats import Format
@@ -27,7 +28,30 @@ from numdev.results.manifest import Scenario
 WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}  # behind words, over a grid
 BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
 DASHED: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
-Name = tuple[float, float, str, str]  # x, y, text, colour
+TITLE: dict[str, Any] = {"loc": "left", "fontweight": "bold"}
+OPEN: dict[str, Any] = {"markerfacecolor": "white"}
+
+
+def page(height: float, width: float = PAGE) -> Figure:
+    """A figure of some inches, which keeps its words apart by itself."""
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def key(shade: str, marker: str = "o", **look: Any) -> Line2D:
+    """A mark for a legend; a line too where `linestyle` says so."""
+    return Line2D([], [], **{"color": shade, "marker": marker, "linestyle": "", **look})
+
+
+def legend(figure: Figure, keys: Mapping[str, Any], columns: int, place: Any = "outside upper right") -> None:
+    """Keys by their words, beyond the panels."""
+    figure.legend(list(keys.values()), list(keys), loc=place, ncols=columns, frameon=False)
+
+
+def no_figure(reason: str) -> Figure:
+    """A strip that says why there is nothing to see."""
+    figure = page(0.5)
+    figure.text(0.5, 0.5, reason, ha="center", va="center", color=GREY, fontsize=8)
+    return figure
 
 
 def measured(measure: Callable[..., Interval | None], *args: Any) -> Interval | None:
@@ -47,10 +71,10 @@ def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
     return typical(values["value"].tolist(), values["cluster"].tolist())
 
 
-def whiskers(intervals: Sequence[Interval]) -> list[list[float]]:
-    """Error bars for matplotlib; none where one replicate leaves the interval infinite."""
-    below = [i.estimate - i.low if math.isfinite(i.high) else 0.0 for i in intervals]  # the low end is then 0, not infinite
-    return [below, [highest(i) - i.estimate for i in intervals]]
+def in_u(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Rows with an absolute metric divided by the unit roundoff of their format."""
+    units = rows["format"].map({name: Format.parse(name).u for name in formats(rows)}).astype(float)
+    return rows.assign(**{metric: rows[metric] / units})
 
 
 def highest(interval: Interval) -> float:
@@ -63,10 +87,31 @@ def lowest(interval: Interval) -> float:
     return interval.low if interval.low > 0 and math.isfinite(interval.high) else interval.estimate
 
 
-def in_u(rows: pd.DataFrame, metrics: Iterable[str]) -> pd.DataFrame:
-    """Rows with absolute metrics divided by the unit roundoff of their format."""
-    units = rows["format"].map({name: Format.parse(name).u for name in formats(rows)}).astype(float)
-    return rows.assign(**{metric: rows[metric] / units for metric in metrics})
+def whiskers(*intervals: Interval) -> list[list[float]]:
+    """Error bars for matplotlib; none where one replicate leaves the interval infinite."""
+    below = [i.estimate - i.low if math.isfinite(i.high) else 0.0 for i in intervals]  # the low end is then 0, not infinite
+    return [below, [highest(i) - i.estimate for i in intervals]]
+
+
+def line(axes: Axes, points: Sequence[tuple[float, Interval]], **look: Any) -> None:
+    """Points with their intervals, joined."""
+    if points:
+        places, values = zip(*points, strict=True)
+        axes.errorbar(places, [value.estimate for value in values], whiskers(*values), **look)
+
+
+def short(value: float) -> str:
+    """A power of two in short: 256, 1k, 16k, 1M."""
+    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{letter}"
+    return f"{value:g}"
+
+
+def scientific(value: float, digits: int = 2) -> str:
+    """A number with significant digits as a figure shows it: 0.026, and 8.3 × 10⁻¹⁶ instead of 8.3e-16."""
+    factor, _, power = significant(value, digits).partition("e")
+    return rf"${factor} \times 10^{{{power}}}$" if power else factor
 
 
 def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> None:
@@ -76,14 +121,6 @@ def plain_ticks(axes: Axes, places: Iterable[float], turned: bool = False) -> No
     axes.set_xscale("log")
     axes.set_xticks(known, [short(place) for place in known], **turn)
     axes.xaxis.set_minor_locator(NullLocator())
-
-
-def short(value: float) -> str:
-    """A power of two in short: 256, 1k, 16k, 1M."""
-    for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g}{letter}"
-    return f"{value:g}"
 
 
 def log_y(axes: Axes, low: float, high: float) -> None:
@@ -126,25 +163,18 @@ class _Steps(LogLocator):
 
 
 def name_steps(axis: Axis) -> None:
-    """Names on a log axis as plain numbers."""
+    """Plain numbers on a log axis: 0.02 or 50, and 2 × 10⁻⁹ where there would be many zeros."""
+
+    def words(value: float, _: Any) -> str:
+        if 1e-4 <= value < 1e5:
+            return f"{value:g}"
+        digits, power = f"{value:.0e}".split("e")
+        factor = "" if digits == "1" else rf"{digits} \times "
+        return f"${factor}10^{{{int(power)}}}$"
+
     axis.set_major_locator(_Steps())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
+    axis.set_major_formatter(FuncFormatter(words))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _plain(value: float) -> str:
-    """0.02 or 50, and 2 × 10⁻⁹ where there would be many zeros."""
-    if 1e-4 <= value < 1e5:
-        return f"{value:g}"
-    digits, power = f"{value:.0e}".split("e")
-    factor = "" if digits == "1" else rf"{digits} \times "
-    return f"${factor}10^{{{int(power)}}}$"
-
-
-def scientific(value: float, digits: int = 2) -> str:
-    """A number with significant digits as a figure shows it: 0.026, and 8.3 × 10⁻¹⁶ instead of 8.3e-16."""
-    factor, _, power = significant(value, digits).partition("e")
-    return rf"${factor} \times 10^{{{power}}}$" if power else factor
 
 
 def corner(axes: Axes, words: str, *, down: int = 2, **look: Any) -> None:
@@ -173,35 +203,13 @@ def spread(places: list[float], gap: float) -> list[float]:
     return moved
 
 
-def name_ends(axes: Axes, ends: Sequence[Name], gap: float, **look: Any) -> None:
-    """The name of each line behind its end, at its height but `gap` of the axis apart from the others."""
+def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], gap: float, **look: Any) -> None:
+    """Words behind the end of each line, (x, y, words, colour), at its height but `gap` of the axis apart from the others."""
     low, high = axes.get_ylim()
     span = math.log(high / low)
     heights = spread([math.log(y / low) / span for _, y, _, _ in ends], gap)
     for (x, _, text, shade), height in zip(ends, heights, strict=True):
         axes.annotate(text, (x, height), (6, 0), xycoords=axes.get_xaxis_transform(), color=shade, **BESIDE | look)
-
-
-def legend(figure: Figure, keys: Mapping[str, Any], columns: int, place: Any = "outside upper right") -> None:
-    """Keys by their words, beyond the panels."""
-    figure.legend(list(keys.values()), list(keys), loc=place, ncols=columns, frameon=False)
-
-
-def no_figure(reason: str) -> Figure:
-    """A strip that says why there is nothing to see."""
-    figure = Figure(figsize=(PAGE, 0.5), layout="constrained")
-    figure.text(0.5, 0.5, reason, ha="center", va="center", color=GREY, fontsize=8)
-    return figure
-
-
-Points = Sequence[tuple[float, Interval]]
-
-
-def line(axes: Axes, points: Points, **look: Any) -> None:
-    """Points with their intervals, joined."""
-    if points:
-        values = [value for _, value in points]
-        axes.errorbar([x for x, _ in points], [value.estimate for value in values], whiskers(values), **look)
 
 
 @dataclass(frozen=True)
@@ -231,15 +239,15 @@ def draw_rows(
     room: float = 0.25,
 ) -> None:
     """Intervals in rows with names, the first on top; lines `at` values with words, 1 solid; the share `room` is for words."""
-    known, every = [], list(dots)
-    for dot in every:
+    known = []
+    for dot in dots:
         look: dict[str, Any] = {**BESIDE, "color": dot.shade, "bbox": WHITE}
         value = dot.value
         if value is None or not math.isfinite(value.estimate) or (log and not value.estimate > 0):
             axes.annotate(dot.absent, (0, dot.row), (3, 0), xycoords=("axes fraction", "data"), **look)
             continue
         known.append(value)
-        bars = [[value.estimate - lowest(value)], whiskers([value])[1]] if log else whiskers([value])
+        bars = [[value.estimate - lowest(value)], whiskers(value)[1]] if log else whiskers(value)
         look_of = {"marker": "o", "label": dot.name or "_", **dot.look}
         axes.errorbar(value.estimate, dot.row, xerr=bars, color=dot.shade, **look_of)
         if dot.text:
@@ -278,15 +286,29 @@ def rows_by_scenario(
 ) -> Figure:
     """A panel per scenario, a row per name, `row` inches high; `options` are those of `draw_rows`."""
     scenarios = ordered(rows)
-    figure = Figure(figsize=(PAGE, 0.95 + row * len(names)), layout="constrained")
-    grid: Any = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)
-    for axes, scenario in zip(grid[0], scenarios, strict=True):
+    figure = page(0.95 + row * len(names))
+    panels: Any = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)
+    for axes, scenario in zip(panels[0], scenarios, strict=True):
         head(axes, Panel(scenario.title, ROLES[scenario.role], rows, large=False), len(scenarios) + 1)
         draw_rows(axes, names, dots(of(rows, scenario)), **options)
     figure.supxlabel(text, fontsize=8)
     if keys:
         legend(figure, keys, min(4, len(keys)))
     return figure
+
+
+def grid(titles: Sequence[str], across: int, height: float, text: tuple[str, str], **shared: Any) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel of some inches for each title, so many beside one another; `text` names its axes."""
+    down, beside = -(-len(titles) // across), min(across, len(titles))
+    figure = page(0.5 + height * down, PAGE if beside > 1 else 0.65 * PAGE)
+    every: list[Axes] = list(figure.subplots(down, beside, squeeze=False, **shared).flat)
+    for axes in every[len(titles) :]:
+        axes.remove()
+    for axes, title in zip(every, titles, strict=False):
+        axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=SMALL, fontweight="bold")
+    figure.supxlabel(text[0], fontsize=8)
+    figure.supylabel(text[1], fontsize=8)
+    return figure, every[: len(titles)]
 
 
 @dataclass(frozen=True)
@@ -298,17 +320,20 @@ class Panel:
     rows: pd.DataFrame
     large: bool
 
+    @property
+    def height(self) -> float:
+        """Inches."""
+        return 2.1 if self.large else 1.5
+
 
 _CHARACTERS = 595  # of one point, bold, that stand beside one another on a page within its axes
-Draw = Callable[[Axes, Panel], None]
-Limits = Callable[[pd.DataFrame], tuple[float, float]]
 
 
 def head(axes: Axes, panel: Panel, beside: int) -> None:
     """Writes the title of a panel and a note below it; `beside` panels share the width of the page."""
     size = 8 if panel.large else SMALL
     title = textwrap.fill(panel.title, int(_CHARACTERS / size / beside))
-    axes.set_title(title, loc="left", fontweight="bold", fontsize=size, pad=12 if panel.note else 4)
+    axes.set_title(title, fontsize=size, pad=12 if panel.note else 4, **TITLE)
     axes.annotate(panel.note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
 
 
@@ -322,40 +347,21 @@ def by_scenario(rows: pd.DataFrame, first: int | None = None) -> list[list[Panel
     return [*([large] if large else []), *(small[i : i + across] for i in range(0, len(small), across))]
 
 
-def grid(titles: Sequence[str], across: int, height: float, text: tuple[str, str], **shared: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel of some inches for each title, so many beside one another; `text` names its axes."""
-    down, beside = -(-len(titles) // across), min(across, len(titles))
-    figure = Figure(figsize=(PAGE if beside > 1 else 0.65 * PAGE, 0.5 + height * down), layout="constrained")
-    every: list[Axes] = list(figure.subplots(down, beside, squeeze=False, **shared).flat)
-    for axes in every[len(titles) :]:
-        axes.remove()
-    for axes, title in zip(every, titles, strict=False):
-        axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=SMALL, fontweight="bold")
-    figure.supxlabel(text[0], fontsize=8)
-    figure.supylabel(text[1], fontsize=8)
-    return figure, every[: len(titles)]
-
-
-def heights(panels: Sequence[Sequence[Panel]]) -> list[float]:
-    """Of rows of panels, inches."""
-    return [2.1 if row[0].large else 1.5 for row in panels]
-
-
-def draw_grid(panels: list[list[Panel]], draw: Draw, limits: Limits, text: tuple[str, str]) -> Figure:
-    """A figure of rows of panels; see `fill`."""
-    is_single = len(panels) == 1 and len(panels[0]) == 1
-    figure = Figure(figsize=(HALF_PAGE if is_single else PAGE, sum(heights(panels)) + 0.35), layout="constrained")
-    fill(figure, panels, draw, limits, text)
-    return figure
-
-
-def fill(figure: Figure | SubFigure, panels: list[list[Panel]], draw: Draw, limits: Limits, text: tuple[str, str]) -> None:
-    """Fill a figure, or a part of one, with rows of panels; the large ones share a vertical log axis, and so do the small ones.
+def draw_grid(
+    panels: list[list[Panel]],
+    draw: Callable[[Axes, Panel], None],
+    limits: Callable[[pd.DataFrame], tuple[float, float]],
+    text: tuple[str, str],
+    figure: Figure | SubFigure | None = None,
+) -> Any:
+    """Rows of panels in a figure, a new one unless given; the large ones share a vertical log axis, and so do the small ones.
 
     `draw` fills one; `limits` are those of the vertical axis, from the rows of all panels that share it; `text` names the axes.
     """
+    heights = [row[0].height for row in panels]
+    figure = figure or page(sum(heights) + 0.35, HALF_PAGE if len(panels) == len(panels[0]) == 1 else PAGE)
     across = {large: max((len(row) for row in panels if row[0].large == large), default=1) for large in (True, False)}
-    spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=heights(panels))
+    spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=heights)
     shared: dict[bool, Axes] = {}
     for i, row in enumerate(panels):
         large = row[0].large
@@ -370,3 +376,4 @@ def fill(figure: Figure | SubFigure, panels: list[list[Panel]], draw: Draw, limi
             axes.tick_params(labelleft=j == 0)
     figure.supxlabel(text[0], fontsize=8)
     figure.supylabel(text[1], fontsize=8)
+    return figure

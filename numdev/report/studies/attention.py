@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from numdev.report.claims.evidence import EVERY
 from numdev.report.claims.verdicts import Undecidable
 from numdev.report.figures.lines import draw_lines
-from numdev.report.figures.marks import Dot, draw_rows, in_u, legend, replicates, titled
-from numdev.report.figures.theme import BASELINE, GREY, PAGE, POLICY_COLOURS, TILED
+from numdev.report.figures.marks import Dot, draw_rows, in_u, key, legend, page, replicates, titled
+from numdev.report.figures.theme import BASELINE, GREY, POLICY_COLOURS, TILED
 from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.reading.wording import Words
 
@@ -112,21 +112,21 @@ def draw_rescales(rows: pd.DataFrame, **options: Any) -> Figure:
 def draw_total(rows: pd.DataFrame) -> Figure:
     """Total beside arithmetic error of tiled attention and of its baseline, RMSE, at the narrowest format: a row per scenario."""
     fmt, scenarios, dots = formats(rows)[0], ordered(rows), list[Dot]()
-    own = in_u(rows[rows["format"] == fmt], (EVERY,))
-    for place, scenario in enumerate(scenarios):
-        for subject, shift in (("variant", -0.18), ("baseline", 0.18)):
-            for reference, look in (("golden", {}), (SAME_INPUTS, {"markerfacecolor": "none", "markersize": 6})):
-                here = compared(of(own, scenario), subject, reference)
-                policy = str(here["policy"].iloc[0]) if len(here) else ""
-                shade = BASELINE if subject == "baseline" else POLICY_COLOURS.get(policy, GREY)
-                dots.append(Dot(place + shift, replicates(here, EVERY), shade, absent="", look=look, name=subject))
-    figure = Figure(figsize=(PAGE, 0.8 + 0.3 * len(scenarios)), layout="constrained")
-    axes = figure.add_subplot()
-    draw_rows(axes, [titled(scenario) for scenario in scenarios], dots, room=0.0)
+    own = in_u(rows[rows["format"] == fmt], EVERY)
+    looks: dict[str, dict[str, Any]] = {"golden": {}, SAME_INPUTS: {"markerfacecolor": "none", "markersize": 6}}
+    for (place, scenario), (subject, shift), (reference, look) in product(
+        enumerate(scenarios), {"variant": -0.18, "baseline": 0.18}.items(), looks.items()
+    ):
+        here = compared(of(own, scenario), subject, reference)
+        policy = str(here["policy"].iloc[0]) if len(here) else ""
+        shade = BASELINE if subject == "baseline" else POLICY_COLOURS.get(policy, GREY)
+        dots.append(Dot(place + shift, replicates(here, EVERY), shade, absent="", look=look, name=subject))
+    figure = page(0.8 + 0.3 * len(scenarios))
+    draw_rows(figure.add_subplot(), [titled(scenario) for scenario in scenarios], dots, room=0.0)
     text = f"RMSE from golden at {fmt.upper()}, in u of F; open: arithmetic error, golden on the same rounded inputs"
     figure.supxlabel(text, fontsize=8)
     shades = {"every step in F": TILED, "FP32 inside": POLICY_COLOURS["kernel"], "baseline": BASELINE}
-    legend(figure, {text: Line2D([], [], color=shade, marker="o", linestyle="") for text, shade in shades.items()}, 3)
+    legend(figure, {text: key(shade) for text, shade in shades.items()}, 3)
     return figure
 
 
@@ -149,22 +149,18 @@ WORDS = Words(
         "fig4": (
             "Distance from exact attention",
             "With every step rounded to BF16, tiled attention deviates from exact attention {main} times as far as untiled "
-            "attention "
-            "does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is {FP32 inside} "
-            "(largest "
-            "deviation of the output).",
+            "attention does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is "
+            "{FP32 inside} (largest deviation of the output).",
         ),
         "fig5a": (
             "Growth with the sequence length",
             "At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
-            "{main} "
-            "where every step is rounded to BF16, and as {FP32 inside} with FP32 inside.",
+            "{main} where every step is rounded to BF16, and as {FP32 inside} with FP32 inside.",
         ),
         "fig4_assumptions": (
             "What the tenfold ratio depends on",
             "The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio is "
-            "{main} with "
-            "the inputs that we assume, and {normal} with normal ones.",
+            "{main} with the inputs that we assume, and {normal} with normal ones.",
         ),
     },
 )

@@ -20,14 +20,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from scipy.special import beta
 
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import EVERY, by_format, left_out, mean_of, over, per_replicate, select
 from numdev.report.claims.verdicts import ALIKE, LARGER, Evidence, Question, Region, Undecidable
-from numdev.report.figures.marks import Dot, draw_rows, legend, measured, rows_by_scenario, titled
-from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED
+from numdev.report.figures.marks import OPEN, Dot, draw_rows, key, legend, measured, page, rows_by_scenario, titled
+from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PALE, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, formats, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output
@@ -124,20 +123,13 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     """The share of each step, a row of panels for each problem, a column for each output, the largest shares on top."""
     outputs, problems = _outputs(rows), [own for _, own in rows.groupby("pairing", sort=False)]
     cells = [(own, output) for own in problems for output in outputs]
-    known = {
-        i: [one for one in (_known(each, output) for _, each in own.groupby(SCENARIO, sort=False)) if one]
-        for i, (own, output) in enumerate(cells)
-    }
-    every = [one for each in known.values() for one in each]
+    known = [[one for _, each in own.groupby(SCENARIO, sort=False) if (one := _known(each, output))] for own, output in cells]
+    every = [one for each in known for one in each]
     alone = [one for one in every if one.adds] or every
-    most = {
-        step: max((own.by_step[step].estimate for own in alone if step in own.by_step), default=0.0)
-        for one in every
-        for step in one.by_step
-    }
-    steps = sorted(most, key=most.__getitem__, reverse=True)
+    shown = {step: [own.by_step[step].estimate for own in alone if step in own.by_step] for one in every for step in one.by_step}
+    steps = sorted(shown, key=lambda step: max(shown[step], default=0.0), reverse=True)
     across = len(outputs) if len(outputs) > 1 else len(problems)
-    figure = Figure(figsize=(PAGE, 0.7 + len(cells) // across * (0.5 + 0.155 * len(steps))), layout="constrained")
+    figure = page(0.7 + len(cells) // across * (0.5 + 0.155 * len(steps)))
     grid: Any = figure.subplots(len(cells) // across, across, sharey=True, sharex=True, squeeze=False)
     for i, ((own, output), axes) in enumerate(zip(cells, grid.flat, strict=True)):
         draw_rows(axes, [_words(step) for step in steps], _dots(known[i], steps), log=False, at={0: ""})
@@ -147,18 +139,12 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(f"sum: {sums}" if sums else "not measured", (1, 0), (-2, 3), color=GREY, fontsize=7, **place)
     figure.supxlabel("share of the squared RMSE from golden that all steps make together", fontsize=8)
-    marks: dict[str, Any] = {"linestyle": "", "marker": "o"}
-    keys = {
-        "low format alone: largest": Line2D([], [], color=BLACK, **marks),
-        "the others": Line2D([], [], color=GREY, **marks),
-        "set by the tensors": Line2D([], [], color=PALE, **marks),
-        "high format alone: removed": Line2D([], [], color=BLACK, linestyle="", **_OPEN),
-    }
-    legend(figure, keys, 4)
+    keys = {"low format alone: largest": key(BLACK), "the others": key(GREY), "set by the tensors": key(PALE)}
+    legend(figure, {**keys, "high format alone: removed": key(BLACK, **_OPEN)}, 4)
     return figure
 
 
-_OPEN: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "markersize": 3}
+_OPEN: dict[str, Any] = {"marker": "D", "markersize": 3, **OPEN}
 
 
 def _dots(known: list[Shares], steps: list[str]) -> Iterator[Dot]:
@@ -233,7 +219,7 @@ def draw_direction(rows: pd.DataFrame) -> Figure:
 
     def dots(panel: pd.DataFrame) -> Iterator[Dot]:
         for place, output in enumerate(outputs):
-            for metric, shift, look in ((_STAYS, -0.15, {}), (_SHARE, 0.15, {"markerfacecolor": "white"})):
+            for metric, shift, look in ((_STAYS, -0.15, {}), (_SHARE, 0.15, OPEN)):
                 here = panel[(panel["output"] == output) & (panel["subject"] == "variant")]
                 yield Dot(place + shift, measured(_mean, here, metric), OUTPUT_COLOURS[output], absent="", look=look)
 
@@ -327,7 +313,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     """The signed bias of delta, a row for each way to make it, a panel for each scenario."""
     each = {scenario: ways(of(rows, scenario)) for scenario in ordered(rows)}
     tall = [0.45 + len(own) for own in each.values()]
-    figure = Figure(figsize=(PAGE, 0.7 + 0.3 * len(each) + 0.145 * sum(tall)), layout="constrained")
+    figure = page(0.7 + 0.3 * len(each) + 0.145 * sum(tall))
     grid: Any = figure.subplots(len(each), 1, sharex=True, squeeze=False, height_ratios=tall)
     for (scenario, own), axes in zip(each.items(), grid[:, 0], strict=True):
         dots = []

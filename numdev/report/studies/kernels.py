@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from numdev.report.claims.evidence import (
@@ -27,9 +26,9 @@ from numdev.report.claims.evidence import (
     the_entry,
 )
 from numdev.report.claims.verdicts import ABOVE, Evidence, Question, Region, Undecidable, Verdict, about
-from numdev.report.figures.marks import Dot, draw_rows, highest, legend, measured, replicates, rows_by_scenario
+from numdev.report.figures.marks import OPEN, Dot, draw_rows, highest, key, legend, measured, page, replicates, rows_by_scenario
 from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED, colour
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR, formats, of, ordered
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR, compared, formats, of, ordered
 from numdev.report.statistics import Interval, ratio, significant, typical
 from numdev.report.studies.attention import FIG4_RATIO, SAME_INPUTS, SYMBOLS, of_output
 from numdev.results.manifest import EntryRole
@@ -55,12 +54,11 @@ def draw_kernels(rows: pd.DataFrame) -> Figure:
     names, fmt = kernels(rows), formats(rows)[0].upper()
     policy = {EntryRole.CONTROL: f"every step in {fmt}", EntryRole.EXPECTED: f"kernel({fmt}), emulated"}
 
-    def of_kernel(own: pd.DataFrame, name: str) -> Interval | None:
-        return replicates(select(own, "variant", "golden", **{KERNEL: name}), EVERY)
-
     def dots(own: pd.DataFrame) -> Iterator[Dot]:
+        of_golden = compared(own, reference="golden")
         for place, (name, role) in enumerate(names.items()):
-            yield Dot(place, measured(of_kernel, own, name), _SHADES[role], look={"marker": "D" if role in policy else "o"})
+            value = replicates(of_golden[of_golden[KERNEL] == name], EVERY)
+            yield Dot(place, value, _SHADES[role], look={"marker": "D" if role in policy else "o"})
 
     shown = [policy.get(role, _readable(name)) for name, role in names.items()]
     return rows_by_scenario(rows, shown, dots, "RMSE of O from golden, absolute (diamonds: emulated policies)", room=0.0)
@@ -171,12 +169,10 @@ def draw_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Figure:
 
     shown = ["control: exact" if role is EntryRole.CONTROL else _readable(name) for name, role in names.items()]
     text = "RMSE between kernel and emulation over that of the emulation from golden"
-    marks: Any = {"linestyle": "", "marker": "o"}
-    keys = {SYMBOLS[name]: Line2D([], [], color=OUTPUT_COLOURS[name], **marks) for name in outputs if name in lines}
+    keys = {f"{fmt}, with the share of equal elements": key(colour(fmt)) for fmt in fmts}
     if outputs:
-        keys |= {fmt: Line2D([], [], color=GREY, **marks | {"marker": _MARKERS[j % 4]}) for j, fmt in enumerate(fmts)}
-    else:
-        keys = {f"{fmt}, with the share of equal elements": Line2D([], [], color=colour(fmt), **marks) for fmt in fmts}
+        keys = {SYMBOLS[name]: key(OUTPUT_COLOURS[name]) for name in outputs if name in lines}
+        keys |= {fmt: key(GREY, _MARKERS[j % 4]) for j, fmt in enumerate(fmts)}
     return rows_by_scenario(rows, shown, dots, text, keys=keys, row=0.42, at={1: "", _MOST: ""})
 
 
@@ -188,19 +184,15 @@ _POLICIES = {"uniform": ("every step in F", TILED), "kernel": ("FP32 inside", FP
 def draw_sign(rows: pd.DataFrame) -> Figure:
     """The variant's deviation from golden over the baseline's, by precision policy: right of 1 is worse."""
     names, dots = list[str](), list[Dot]()
-    for scenario in ordered(rows):
-        here = of(rows, scenario)
-        for fmt in formats(here):
-            for policy, (words, shade) in _POLICIES.items():
-                own = here[(here["format"] == fmt) & (here["policy"] == policy)]
-                largest, root = (measured(over_baseline, own, metric) for metric in (DEVIATION, EVERY))
-                if largest is None or root is None:
-                    continue
-                text = significant(largest.estimate)
-                dots.append(Dot(len(names) - 0.15, largest, shade, text, name="max difference"))
-                dots.append(Dot(len(names) + 0.15, root, shade, look={"markerfacecolor": "white"}, name="RMSE"))
-                names.append(f"{scenario.title}: {fmt}, {words}")
-    figure = Figure(figsize=(PAGE, 1.1 + 0.26 * max(len(names), 1)), layout="constrained")
+    for scenario, fmt, (policy, (words, shade)) in product(ordered(rows), formats(rows), _POLICIES.items()):
+        own = of(rows, scenario)
+        own = own[(own["format"] == fmt) & (own["policy"] == policy)]
+        largest, root = (measured(over_baseline, own, metric) for metric in (DEVIATION, EVERY))
+        if largest is not None and root is not None:
+            dots.append(Dot(len(names) - 0.15, largest, shade, significant(largest.estimate), name="max difference"))
+            dots.append(Dot(len(names) + 0.15, root, shade, look=OPEN, name="RMSE"))
+            names.append(f"{scenario.title}: {fmt}, {words}")
+    figure = page(1.1 + 0.26 * max(len(names), 1))
     axes = figure.add_subplot()
     papers = {FIG4_RATIO: "Golden et al.: 10", _FA3_RATIO: "FlashAttention-3: 1/1.7"}
     draw_rows(axes, names, dots, at={**papers, 1: ""}, room=0.1)
@@ -253,9 +245,9 @@ def _rmse(rows: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def draw_table3(rows: pd.DataFrame) -> Figure:
     """RMSE against FP64 of each method with its 95 % interval, the published figure, and a factor 1.5 around that."""
-    figure = Figure(figsize=(PAGE * 0.75, 2.6), layout="constrained")
+    figure = page(2.6, PAGE * 0.75)
     axes, dots = figure.add_subplot(), list[Dot]()
-    look: dict[str, Any] = {"marker": "D", "markerfacecolor": "white", "color": GREY, "linestyle": "", "markersize": 5}
+    look: dict[str, Any] = {"marker": "D", **OPEN, "color": GREY, "linestyle": "", "markersize": 5}
     for place, (name, published) in enumerate(FA3_RMSE.items()):
         axes.barh(place, published * _FACTOR - published / _FACTOR, 0.6, left=published / _FACTOR, color=PALE, zorder=0)
         axes.plot(published, place, label="published", **look)
@@ -264,7 +256,7 @@ def draw_table3(rows: pd.DataFrame) -> Figure:
     draw_rows(axes, list(FA3_RMSE), dots)
     known = [highest(dot.value) for dot in dots if dot.value is not None]
     axes.set_xlim(min(FA3_RMSE.values()) / 3, 3 * max(*known, *FA3_RMSE.values()))
-    keys = {"measured, 95 % interval": Line2D([], [], color=TILED, marker="o"), "published": Line2D([], [], **look)}
+    keys = {"measured, 95 % interval": key(TILED, linestyle="-"), "published": key(GREY, **look)}
     legend(figure, keys | {"published ×/÷ 1.5": Patch(color=PALE)}, 3)
     axes.set_xlabel("RMSE of O against FP64, absolute")
     return figure

@@ -19,7 +19,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
@@ -37,7 +36,21 @@ from numdev.report.claims.verdicts import (
     Undecidable,
     Verdict,
 )
-from numdev.report.figures.marks import Dot, draw_rows, grid, legend, log_y, measured, name_ends, no_figure, scientific, titled
+from numdev.report.figures.marks import (
+    TITLE,
+    Dot,
+    draw_rows,
+    grid,
+    key,
+    legend,
+    log_y,
+    measured,
+    name_ends,
+    no_figure,
+    page,
+    scientific,
+    titled,
+)
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
@@ -57,40 +70,37 @@ alone differs and the distance stays what it was; ten times as much cannot be it
 
 
 class Group(Enum):
-    """In what a run differs from its reference."""
+    """In what a run differs from its reference.
 
-    SHAM = "sham"
-    FLASH = "flash"
-    ULP = "ulp"
-    INIT = "init"
-    ORDER = "order"
-    RANKS = "ranks"
-    RESTART = "restart"
-    PRECISION = "precision"
-    OTHER = "other"
+    Attributes:
+        words: of a legend.
+        shade: its colour.
+        setting: the field of a run that tells it from its reference.
+        usual: the value of that field where a record lacks it.
+    """
 
-    @property
-    def words(self) -> str:
-        """Of a legend."""
-        return _GROUPS[self][0]
+    SHAM = "sham", "the reference again (sham)", GREY
+    FLASH = "flash", "flash attention", TILED, "attention.type", "VanillaBackward"
+    ULP = "ulp", "one weight moved by one ulp", BLACK, "ulp", "0"
+    INIT = "init", "other initial weights", CHANGE_COLOURS["init"], "init", "0"
+    ORDER = "order", "other order of the data", CHANGE_COLOURS["order"], "order", "0"
+    RANKS = "ranks", "another number of processes", CHANGE_COLOURS["ranks"], "ranks", "1"
+    RESTART = "restart", "stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"
+    PRECISION = "precision", "lower precision than FP32", CHANGE_COLOURS["precision"], "numerics"
+    OTHER = "other", "several of these", CHANGE_COLOURS["several"]
 
-    @property
-    def shade(self) -> str:
-        return _GROUPS[self][1]
+    words: str
+    shade: str
+    setting: str
+    usual: str
+
+    def __new__(cls, name: str, words: str, shade: str, setting: str = "", usual: str = "") -> Group:
+        group = object.__new__(cls)
+        group._value_ = name
+        group.words, group.shade, group.setting, group.usual = words, shade, setting, usual
+        return group
 
 
-_GROUPS = {
-    Group.SHAM: ("the reference again (sham)", GREY, "", ""),
-    Group.FLASH: ("flash attention", TILED, "attention.type", "VanillaBackward"),
-    Group.ULP: ("one weight moved by one ulp", BLACK, "ulp", "0"),
-    Group.INIT: ("other initial weights", CHANGE_COLOURS["init"], "init", "0"),
-    Group.ORDER: ("other order of the data", CHANGE_COLOURS["order"], "order", "0"),
-    Group.RANKS: ("another number of processes", CHANGE_COLOURS["ranks"], "ranks", "1"),
-    Group.RESTART: ("stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"),
-    Group.PRECISION: ("lower precision than FP32", CHANGE_COLOURS["precision"], "numerics", ""),
-    Group.OTHER: ("several of these", CHANGE_COLOURS["several"], "", ""),
-}
-"""Words and colour of each group, the field of a run that tells it from its reference, and its value where a record lacks it."""
 _NUMERICS = {
     "fp32": "FP32",
     "autocast_bf16": "BF16 (autocast)",
@@ -99,54 +109,46 @@ _NUMERICS = {
 }
 _BF16_ULP = 2**16  # ulps of FP32, which has 16 bits of the significand more
 _RESTARTS = {"exact": "resumed exactly", "lossy": "resumed from BF16", "weights_only": "resumed without moments"}
+_KERNELS = {"TritonBackward": "our Triton kernel", "FlexBackward": "FlexAttention"}
 
 
-def _differences(row: Mapping[str, Any]) -> list[Group]:
-    """In what the run of a row differs from its reference."""
+def described(row: Mapping[str, Any]) -> tuple[str, Group]:
+    """The run of a row in words, such as "cuDNN" or "other initial weights", and its group.
+
+    The sham differs from its reference in nothing, and what differs in several ways is of no other group.
+    """
     differing = []
-    for group, (_, _, name, usual) in _GROUPS.items():
-        own = _text(row, f"variant.{name}") or usual
-        if name and own != (_text(row, f"baseline.{name}") or usual or own):
+    for group in Group:
+        own = _text(row, f"variant.{group.setting}") or group.usual
+        if group.setting and own != (_text(row, f"baseline.{group.setting}") or group.usual or own):
             differing.append(group)
-    return differing
-
-
-def group_of(row: Mapping[str, Any]) -> Group:
-    """The group of a row's run: the sham differs in nothing, and what differs in several ways is of no other group."""
-    differing = _differences(row)
-    return Group.SHAM if not differing else differing[0] if len(differing) == 1 else Group.OTHER
-
-
-def name_of(row: Mapping[str, Any]) -> str:
-    """The run of a row in words, such as "cuDNN" or "other initial weights"."""
-    return ", ".join(_words(row, group) for group in _differences(row)) or Group.SHAM.words
+    if not differing:
+        return Group.SHAM.words, Group.SHAM
+    return ", ".join(_words(row, group) for group in differing), differing[0] if len(differing) == 1 else Group.OTHER
 
 
 def _words(row: Mapping[str, Any], group: Group) -> str:
-    if group is Group.FLASH:
-        return _kernel(row)
-    if group is Group.PRECISION:
-        both = (_text(row, f"{side}.numerics") for side in ("variant", "baseline"))
-        return " against ".join(_NUMERICS.get(name, name) for name in both)
-    if group is Group.RANKS:
-        return f"{_text(row, 'variant.ranks')} processes for 1"
-    if group is Group.RESTART:
-        return _RESTARTS.get(_text(row, "variant.restart"), group.words)
-    if group is Group.ULP and abs(count := float(row["variant.ulp"])) != 1:
-        return f"one weight moved by {'one ulp of BF16' if count == _BF16_ULP else f'{count:.0f} ulp'}"
-    return group.words
-
-
-def _kernel(row: Mapping[str, Any]) -> str:
-    """The implementation of attention, and of an emulation its precision policy."""
+    """One difference in words; of attention the implementation, and of an emulation its precision policy."""
     kind, policy = _text(row, "variant.attention.type"), _text(row, "variant.attention.precision.name")
-    if kind == "SdpaBackward":
-        backend = _text(row, "variant.attention.backend")
-        return "cuDNN" if backend == "cudnn" else f"PyTorch {backend}"
-    if kind in ("TiledBackward", "InstrumentedBackward"):
-        inside = "FP32 inside" if policy.startswith("kernel_") else f"every step in {policy.removeprefix('uniform_').upper()}"
-        return f"tiled with {inside}"
-    return {"TritonBackward": "our Triton kernel", "FlexBackward": "FlexAttention"}.get(kind, kind.removesuffix("Backward"))
+    match group:
+        case Group.FLASH if kind == "SdpaBackward":
+            backend = _text(row, "variant.attention.backend")
+            return "cuDNN" if backend == "cudnn" else f"PyTorch {backend}"
+        case Group.FLASH if kind in ("TiledBackward", "InstrumentedBackward"):
+            inside = "FP32 inside" if policy.startswith("kernel_") else f"every step in {policy.removeprefix('uniform_').upper()}"
+            return f"tiled with {inside}"
+        case Group.FLASH:
+            return _KERNELS.get(kind, kind.removesuffix("Backward"))
+        case Group.PRECISION:
+            both = (_text(row, f"{side}.numerics") for side in ("variant", "baseline"))
+            return " against ".join(_NUMERICS.get(name, name) for name in both)
+        case Group.RANKS:
+            return f"{_text(row, 'variant.ranks')} processes for 1"
+        case Group.RESTART:
+            return _RESTARTS.get(_text(row, "variant.restart"), group.words)
+        case Group.ULP if abs(count := float(row["variant.ulp"])) != 1:
+            return f"one weight moved by {'one ulp of BF16' if count == _BF16_ULP else f'{count:.0f} ulp'}"
+    return group.words
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
@@ -200,6 +202,10 @@ class Rung:
         """At the last step; see `at`."""
         return self.at(self.end, metric)
 
+    def typical_last(self) -> Interval:
+        """The geometric mean of the Wasserstein distance over replicates at the last step."""
+        return typical(self.last().tolist())
+
     def exponent(self, metric: str) -> Interval:
         """The exponent of the step in a metric."""
         return slope(self.trained["step"], self.trained[metric], self.trained["seed"])
@@ -209,10 +215,6 @@ class Rung:
         least = self.trained.groupby("step", sort=True)[list(METRICS)].min().min(axis=1)
         return [int(str(step)) for step, value in least.items() if value > 0]
 
-    def idle(self) -> int:
-        """In how many replicates it does not act; see `ACTS`."""
-        return int((self.last() <= ACTS * self.at(0).reindex(self.last().index)).sum())
-
     def growth(self, metric: str) -> Interval:
         """The difference at the last step over that at the first after which runs differ."""
         steps = self.steps()
@@ -221,18 +223,12 @@ class Rung:
     def rates(self) -> pd.Series[float]:
         """How much the Wasserstein distance grows per step, by replicate: the slope of a least-squares line through all steps."""
         own = {seed: run[["step", WASSERSTEIN]].dropna() for seed, run in self.rows.groupby("seed")}
-        return pd.Series(
-            {seed: float(np.polyfit(run["step"], run[WASSERSTEIN], 1)[0]) for seed, run in own.items() if len(run) > 1}
-        )
+        return pd.Series({seed: np.polyfit(run["step"], run[WASSERSTEIN], 1)[0] for seed, run in own.items() if len(run) > 1})
 
     def curve(self, metric: str) -> pd.DataFrame:
         """Median, least and greatest of the replicates by step, where the median is positive."""
         own = self.trained.groupby("step", sort=True)[metric].agg(["median", "min", "max"])
         return own[own["median"] > 0]
-
-    def end_of(self) -> Interval:
-        """The geometric mean of the Wasserstein distance over replicates at the last step."""
-        return typical(self.last().tolist())
 
 
 def over(above: pd.Series[float], *below: pd.Series[float]) -> Interval:
@@ -241,30 +237,28 @@ def over(above: pd.Series[float], *below: pd.Series[float]) -> Interval:
     return ratio(pairs["above"], pairs["below"], pairs.index)
 
 
+def names_of(rows: pd.DataFrame) -> dict[str, tuple[str, Group]]:
+    """Name and group of each point of one scenario by key, in the order of `Group`; names that are alike are numbered."""
+    firsts = rows.groupby("key", sort=False).head(1).to_dict("records")
+    known = {str(row["key"]): described({str(name): value for name, value in row.items()}) for row in firsts}
+    counts, seen = Counter(name for name, _ in known.values()), Counter[str]()
+    for own, (name, group) in known.items():
+        seen[name] += 1
+        known[own] = (f"{name} {seen[name]}" if counts[name] > 1 else name, group)
+    order = list(Group)
+    return dict(sorted(known.items(), key=lambda item: order.index(item[1][1])))
+
+
 def rungs(rows: pd.DataFrame) -> list[Rung]:
     """The rungs of one scenario in the order of `names_of`."""
     own = rows[rows["tensor"] == WHOLE] if len(rows) else rows
     end = int(own["step"].max()) if len(own) else 0
     every = []
-    for key, (name, group) in names_of(own).items():
-        runs = own[own["key"] == key]
+    for point, (name, group) in names_of(own).items():
+        runs = own[own["key"] == point]
         roles = [str(runs[column].iloc[0]) for column in runs if str(column).startswith(ENTRY_ROLE)]
         every.append(Rung(name, group, EntryRole.ASIDE.value not in roles, runs, end))
     return every
-
-
-def names_of(rows: pd.DataFrame) -> dict[str, tuple[str, Group]]:
-    """Name and group of each point of one scenario by key, in the order of `Group`; names that are alike are numbered."""
-    firsts = {
-        str(key): {str(name): value for name, value in runs.iloc[0].items()} for key, runs in rows.groupby("key", sort=False)
-    }
-    names = {key: name_of(first) for key, first in firsts.items()}
-    counts, seen = Counter(names.values()), Counter[str]()
-    for key, name in names.items():
-        seen[name] += 1
-        names[key] = f"{name} {seen[name]}" if counts[name] > 1 else name
-    groups, order = {key: group_of(first) for key, first in firsts.items()}, list(Group)
-    return {key: (names[key], groups[key]) for key in sorted(names, key=lambda key: order.index(groups[key]))}
 
 
 def of_group(every: Iterable[Rung], group: Group) -> list[Rung]:
@@ -277,6 +271,72 @@ def of_group(every: Iterable[Rung], group: Group) -> list[Rung]:
     if not own:
         raise NotMeasured(f"no run was trained with {group.words}")
     return own
+
+
+def _largest(rows: pd.DataFrame, rung: Rung) -> float:
+    """The largest difference of any tensor of a rung, at any step; infinite where one is not finite."""
+    own = rows[rows["key"].isin(rung.rows["key"].unique())][LARGEST].astype(float)
+    return float(own.fillna(math.inf).max())
+
+
+def _sound(rows: pd.DataFrame) -> list[Rung]:
+    """The rungs, where every sham is its reference to the bit.
+
+    Raises:
+        Undecidable: if a sham differs, which makes every other difference void.
+    """
+    every = rungs(rows)
+    for sham in every:
+        if sham.group is Group.SHAM and (most := _largest(rows, sham)) != 0:
+            raise Undecidable(
+                f"void: the sham, which repeats the reference, differs from it by up to {significant(most)}, so that no "
+                "difference can be put down to its cause"
+            )
+    return every
+
+
+def _acting(controls: list[Rung]) -> tuple[list[Rung], str, str]:
+    """The controls that act, their name, and a sentence on those that do not: what has no effect is no measure of an effect.
+
+    Raises:
+        Undecidable: if none acts.
+    """
+    idle = {one.name: int((one.last() <= ACTS * one.at(0).reindex(one.last().index)).sum()) for one in controls}
+    listed = ", ".join(
+        f"{one.name} (in {idle[one.name]} of {len(one.last())} replicates the {METRICS[WASSERSTEIN]} at the last "
+        f"step is not above {ACTS:g} times that before the first)"
+        for one in controls
+        if idle[one.name]
+    )
+    acting = [one for one in controls if not idle[one.name]]
+    if not acting:
+        raise Undecidable(f"the control did not act: {listed}")
+    name = acting[0].name if len(acting) == 1 else acting[0].group.words
+    return acting, name, f" Left out, because the control did not act: {listed}." if listed else ""
+
+
+def _stopped(every: Iterable[Rung]) -> str:
+    """A sentence on runs that ended before the last step, or nothing."""
+    counts = {rung.name: int((rung.rows.groupby("seed")["step"].max() < rung.end).sum()) for rung in every}
+    listed = ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
+    return f" Runs that ended before the last step, and are left out: {listed}." if listed else ""
+
+
+def _estimate(value: Interval) -> float:
+    return value.estimate
+
+
+def _listed(values: Mapping[str, Interval]) -> str:
+    """The one value, or each behind its name."""
+    if len(values) == 1:
+        return next(iter(values.values())).text()
+    return ", ".join(f"{name} {one.text()}" for name, one in values.items())
+
+
+def _span(values: Sequence[Interval]) -> str:
+    """The one ratio, or the least and the greatest."""
+    low, high = (end(values, key=_estimate).text() for end in (min, max))
+    return low if len(values) == 1 else f"{low} to {high}"
 
 
 TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
@@ -329,11 +389,10 @@ def weigh_precision(rows: pd.DataFrame) -> Evidence:
 
 def weigh_as_much(rows: pd.DataFrame, other: str) -> Evidence:
     """A control, such as one unit in the last place of one weight, moves the weights as much as flash attention does."""
-    every, group = _sound(rows), Group(other)
-    (controls, idle), flash = _acting(of_group(every, group)), of_group(every, Group.FLASH)
+    every = _sound(rows)
+    (controls, name, idle), flash = _acting(of_group(every, Group(other))), of_group(every, Group.FLASH)
     times = {m: [over(one.last(m), rung.last(m)) for one in controls for rung in flash] for m in METRICS}
     beside = ", ".join(f"{_span(own)} by {METRICS[metric]}" for metric, own in times.items() if metric != WASSERSTEIN)
-    name = controls[0].name if len(controls) == 1 else group.words
     rest = f"; {beside}.{left_out(*times[WASSERSTEIN])}{idle}{_stopped([*flash, *controls])}"
     return _compared(controls, flash, (name, "flash attention"), NO_SMALLER, rest)
 
@@ -344,8 +403,7 @@ def weigh_lossy(rows: pd.DataFrame) -> Evidence:
     lossy, moved = [rung for rung in of_group(every, Group.RESTART) if not rung.is_exact], of_group(every, Group.ULP)
     if not lossy:
         raise NotMeasured("no run was resumed from less than its checkpoint")
-    controls, idle = _acting(moved)
-    name = controls[0].name if len(controls) == 1 else Group.ULP.words
+    controls, name, idle = _acting(moved)
     return _compared(lossy, controls, ("a resume", name), LARGER, f".{idle}{_stopped([*lossy, *controls])}")
 
 
@@ -389,78 +447,14 @@ def weigh_same_bits(rows: pd.DataFrame, group: str) -> Evidence:
     return Evidence(f"max difference {text}", sentence, seen=Verdict.FAILS if most else Verdict.HOLDS)
 
 
-def _acting(controls: list[Rung]) -> tuple[list[Rung], str]:
-    """The controls that act, and a sentence on those that do not: what has no effect is no measure of an effect.
-
-    Raises:
-        Undecidable: if none acts.
-    """
-    idle = {rung.name: rung.idle() for rung in controls}
-    listed = ", ".join(
-        f"{rung.name} (in {idle[rung.name]} of {len(rung.last())} replicates the {METRICS[WASSERSTEIN]} at the last "
-        f"step is not above {ACTS:g} times that before the first)"
-        for rung in controls
-        if idle[rung.name]
-    )
-    acting = [rung for rung in controls if not idle[rung.name]]
-    if not acting:
-        raise Undecidable(f"the control did not act: {listed}")
-    return acting, f" Left out, because the control did not act: {listed}." if listed else ""
-
-
-def _largest(rows: pd.DataFrame, rung: Rung) -> float:
-    """The largest difference of any tensor of a rung, at any step; infinite where one is not finite."""
-    own = rows[rows["key"].isin(rung.rows["key"].unique())][LARGEST].astype(float)
-    return float(own.fillna(math.inf).max())
-
-
-def _sound(rows: pd.DataFrame) -> list[Rung]:
-    """The rungs, where every sham is its reference to the bit.
-
-    Raises:
-        Undecidable: if a sham differs, which makes every other difference void.
-    """
-    every = rungs(rows)
-    for sham in every:
-        if sham.group is Group.SHAM and (most := _largest(rows, sham)) != 0:
-            raise Undecidable(
-                f"void: the sham, which repeats the reference, differs from it by up to {significant(most)}, so that no "
-                "difference can be put down to its cause"
-            )
-    return every
-
-
-def _stopped(every: Iterable[Rung]) -> str:
-    """A sentence on runs that ended before the last step, or nothing."""
-    counts = {rung.name: int((rung.rows.groupby("seed")["step"].max() < rung.end).sum()) for rung in every}
-    listed = ", ".join(f"{name} ({count})" for name, count in counts.items() if count)
-    return f" Runs that ended before the last step, and are left out: {listed}." if listed else ""
-
-
-def _listed(values: Mapping[str, Interval]) -> str:
-    """The one value, or each behind its name."""
-    each = [f"{name} {one.text()}" for name, one in values.items()]
-    return next(iter(values.values())).text() if len(each) == 1 else ", ".join(each)
-
-
-def _span(values: Sequence[Interval]) -> str:
-    """The one ratio, or the least and the greatest."""
-    low, high = (end(values, key=_estimate).text() for end in (min, max))
-    return low if len(values) == 1 else f"{low} to {high}"
-
-
-def _estimate(value: Interval) -> float:
-    return value.estimate
-
-
 def runs_of(rows: pd.DataFrame) -> Iterator[tuple[str, Group, pd.DataFrame]]:
     """The rows of each rung of each scenario, with its name and its group, in the order of `Group`."""
     scenarios = ordered(rows)
     for scenario in scenarios:
         own = of(rows, scenario)
-        for key, (name, group) in names_of(own).items():
-            before = f"{scenario.title}: " if len(scenarios) > 1 else ""
-            yield f"{before}{name}", group, own[own["key"] == key]
+        before = f"{scenario.title}: " if len(scenarios) > 1 else ""
+        for point, (name, group) in names_of(own).items():
+            yield f"{before}{name}", group, own[own["key"] == point]
 
 
 _FIGURES = {"held-out loss": "held_out_loss", "score": "score", "s per step": "seconds_per_step"}
@@ -470,18 +464,15 @@ def run_table(results: Results, study: str) -> pd.DataFrame:
     """A row per rung: held-out loss and score, means over replicates with those of the reference behind them, as text."""
     lines = []
     for name, _, own in runs_of(results.study(study, RUN)):
-        cells = {f"{words} (reference)": _beside(own, column) for words, column in _FIGURES.items()}
+        cells = {"run": name}
+        for words, column in _FIGURES.items():
+            run, reference = (own[side].dropna().astype(float).tolist() for side in (column, f"baseline_{column}"))
+            cells[f"{words} (reference)"] = mean(run).text().replace(" in every replicate", "") if run else "none"
+            if reference:
+                cells[f"{words} (reference)"] += f" ({significant(math.fsum(reference) / len(reference), 3)})"
         stops = "; ".join(str(reason) for reason in own["stopped"].dropna().unique() if str(reason))
-        same = f"{int(own['same_bits'].sum())} of {len(own)}"
-        lines.append({"run": name} | cells | {"same bits": same, "stopped": stops or "no"})
+        lines.append(cells | {"same bits": f"{int(own['same_bits'].sum())} of {len(own)}", "stopped": stops or "no"})
     return pd.DataFrame(lines)
-
-
-def _beside(own: pd.DataFrame, column: str) -> str:
-    """The mean of a run with its interval, and that of the reference."""
-    run, reference = (own[name].dropna().astype(float).tolist() for name in (column, f"baseline_{column}"))
-    behind = f" ({significant(math.fsum(reference) / len(reference), 3)})" if reference else ""
-    return (mean(run).text().replace(" in every replicate", "") if run else "none") + behind
 
 
 WORDS = Words(
@@ -496,8 +487,7 @@ WORDS = Words(
         "fig7": (
             "Growth over training",
             "The weights of a model trained with flash attention part from those of the same model trained with baseline "
-            "attention: "
-            "{main}.",
+            "attention: {main}.",
         ),
         "fig8": (
             "Size compared with other changes",
@@ -506,8 +496,7 @@ WORDS = Words(
         "fig8_ulp": (
             "Sensitivity of training",
             "With one weight moved by one ulp before training, and baseline attention throughout, the Wasserstein distance "
-            "after the "
-            "last step over that with flash attention is {main}.",
+            "after the last step over that with flash attention is {main}.",
         ),
     },
     rules=(
@@ -521,7 +510,7 @@ WORDS = Words(
 
 _STYLES = ("-", "--", ":", "-.")
 _TITLES = {LARGEST: "Max difference of a weight", WASSERSTEIN: "Wasserstein distance", SIZE: "Relative norm"}
-_TITLE: dict[str, Any] = {"loc": "left", "fontweight": "bold", "fontsize": 8}
+_TOP = "outside upper center"
 
 Drawn = Sequence[tuple[Rung, Mapping[str, Any]]]
 
@@ -529,21 +518,20 @@ Drawn = Sequence[tuple[Rung, Mapping[str, Any]]]
 def draw_weights(rows: pd.DataFrame) -> Figure:
     """Max difference and Wasserstein distance from baseline attention over the steps, a line for each kernel."""
     scenarios = ordered(rows)
-    figure = Figure(figsize=(PAGE, 0.75 + 2.35 * len(scenarios)), layout="constrained")
-    grid: Any = figure.subplots(len(scenarios), 2, squeeze=False)
+    figure = page(0.75 + 2.35 * len(scenarios))
+    pairs: Any = figure.subplots(len(scenarios), 2, squeeze=False)
     looks: dict[str, dict[str, Any]] = {}
-    for pair, scenario in zip(grid, scenarios, strict=True):
+    for pair, scenario in zip(pairs, scenarios, strict=True):
         own = [rung for rung in rungs(of(rows, scenario)) if rung.group in (Group.FLASH, Group.ULP)]
         for rung in own:  # controls are black and have no markers
             place, marker = len(looks), "os^vD"[len(looks) % 5] if rung.group is Group.FLASH else ""
             looks.setdefault(rung.name, {"color": rung.group.shade, "linestyle": _STYLES[place % 4], "marker": marker})
+        drawn = [(rung, looks[rung.name]) for rung in own]
         for axes, metric in zip(pair, (LARGEST, WASSERSTEIN), strict=True):
-            axes.set_title(f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], **_TITLE)
-            _over_steps(axes, [(rung, looks[rung.name]) for rung in own], metric)
-            _exponents(axes, [(rung, looks[rung.name]) for rung in own], metric)
-    legend(
-        figure, {name: Line2D([], [], **look) for name, look in looks.items()}, min(len(looks), 3) or 1, "outside upper center"
-    )
+            axes.set_title(f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], fontsize=8, **TITLE)
+            _over_steps(axes, drawn, metric)
+            _exponents(axes, drawn, metric)
+    legend(figure, {name: key("", **look) for name, look in looks.items()}, min(len(looks), 3) or 1, _TOP)
     figure.supxlabel("training steps", fontsize=8)
     figure.supylabel("difference from the weights of baseline attention", fontsize=8)
     return figure
@@ -590,15 +578,15 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
     """Every rung over the steps by three metrics; below, its difference at the last step, and how fast that grows."""
     blocks = [(scenario, rungs(of(rows, scenario))) for scenario in ordered(rows)]
     tall = [2.1, *(0.85 + 0.19 * len(every) for _, every in blocks)]  # the first alone has lines: a figure keeps to a page
-    figure = Figure(figsize=(PAGE, 0.6 + sum(tall)), layout="constrained")
+    figure = page(0.6 + sum(tall))
     parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall)
-    seen, drawn = list[Group](), []
+    seen, drawn = Counter[Group](), []
     for rung in blocks[0][1] if blocks else ():  # rungs of a group share a colour and differ in style
-        drawn.append((rung, {"color": rung.group.shade, "linestyle": _STYLES[seen.count(rung.group) % 4]}))
-        seen.append(rung.group)
+        drawn.append((rung, {"color": rung.group.shade, "linestyle": _STYLES[seen[rung.group] % 4]}))
+        seen[rung.group] += 1
     metrics = (WASSERSTEIN, LARGEST, SIZE)
     for axes, metric in zip(parts[0].subplots(1, 3, width_ratios=[3, 2, 2]), metrics, strict=True):
-        axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), **_TITLE)
+        axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), fontsize=8, **TITLE)
         _over_steps(axes, drawn, metric, logarithmic=metric != WASSERSTEIN)
         axes.set_xlabel("training steps")
     for part, (scenario, every) in zip(parts[1:], blocks, strict=True):
@@ -606,49 +594,39 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
             part.suptitle(titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
         _last(part, every)
     groups = dict.fromkeys(rung.group for _, every in blocks for rung in every if rung.group is not Group.SHAM)
-    keys: dict[str, Any] = {group.words: Line2D([], [], color=group.shade, linewidth=2) for group in groups}
+    keys: dict[str, Any] = {group.words: key(group.shade, "", linestyle="-", linewidth=2) for group in groups}
     if any(_band(every) for _, every in blocks):
         keys["2 to 5 times below FP16, the paper's range"] = Patch(color=PALE)
-    legend(figure, keys, 3, "outside upper center")
+    legend(figure, keys, 3, _TOP)
     return figure
 
 
 def _last(part: Any, every: Sequence[Rung]) -> None:
     """A row per rung of a scenario: its difference at the last step, and its growth per step."""
     last, rate = part.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    ends = [(rung, measured(rung.end_of), _zeros(rung)) for rung in every]
-    rates = [(rung, measured(mean, rung.rates().tolist()), "") for rung in every]
-    for axes, values, zero, band in ((last, ends, "exactly 0", _band(every)), (rate, rates, "does not grow", None)):
-        dots = [
-            Dot(
-                place,
-                value,
-                rung.group.shade,
-                "" if value is None else scientific(value.estimate) + note,
-                "stopped early" if value is None else zero,
-                name=rung.name,
-            )
-            for place, (rung, value, note) in enumerate(values)
-        ]
-        draw_rows(axes, [rung.name for rung in every], dots, band=band, room=0.3)
-    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", **_TITLE)
-    rate.set_title("Growth per step", **_TITLE)
+    ends, rates = list[Dot](), list[Dot]()
+    for place, rung in enumerate(every):
+        sizes = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
+        zeros = int((sizes == 0).sum())  # replicates that end with the weights of their references
+        note = f" (0 in {zeros} of {len(sizes)} replicates)" if 0 < zeros < len(sizes) else ""
+        end, growth = measured(rung.typical_last), measured(mean, rung.rates().tolist())
+        for dots, value, text, zero in ((ends, end, note, "exactly 0"), (rates, growth, "", "does not grow")):
+            words = ("", "stopped early") if value is None else (scientific(value.estimate) + text, zero)
+            dots.append(Dot(place, value, rung.group.shade, *words, name=rung.name))
+    names = [rung.name for rung in every]
+    draw_rows(last, names, ends, band=_band(every), room=0.3)
+    draw_rows(rate, names, rates, room=0.3)
+    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", fontsize=8, **TITLE)
+    rate.set_title("Growth per step", fontsize=8, **TITLE)
     last.set_xlabel("Wasserstein distance")
     rate.set_xlabel("Wasserstein distance per step")
 
 
 def _band(every: Sequence[Rung]) -> tuple[float, float] | None:
     """A fifth to a half of what FP16 in place of FP32 does: where the source sees flash attention."""
-    halves = (measured(rung.end_of) for rung in every if rung.group is Group.PRECISION and rung.name.startswith("FP16"))
+    halves = (measured(one.typical_last) for one in every if one.group is Group.PRECISION and one.name.startswith("FP16"))
     known = [half.estimate for half in halves if half is not None and half.estimate > 0]
     return (known[0] / 5, known[0] / 2) if known else None
-
-
-def _zeros(rung: Rung) -> str:
-    """A note behind the value at the last step where some replicates, not all, end with the weights of their references."""
-    last = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
-    count = int((last == 0).sum())
-    return f" (0 in {count} of {len(last)} replicates)" if 0 < count < len(last) else ""
 
 
 _ACROSS, _MOST = 4, 20  # panels beside one another, and pictures of a figure
@@ -668,24 +646,23 @@ def draw_losses(rows: pd.DataFrame) -> Figure:
         if len(finite):
             log_y(axes, float(finite.min()) / 1.1, float(finite.max()) * 1.1)
         axes.tick_params(labelleft=not place % _ACROSS)
-    keys = {"the reference": Line2D([], [], color=GREY, linewidth=1.2)}
-    keys["the run, in the colour of what differs; a line per replicate"] = Line2D([], [], color="black", linewidth=0.6)
-    legend(figure, keys, 2, "outside upper center")
+    keys = {"the reference": key(GREY, "", linestyle="-", linewidth=1.2)}
+    keys["the run, in the colour of what differs; a line per replicate"] = key("black", "", linestyle="-", linewidth=0.6)
+    legend(figure, keys, 2, _TOP)
     return figure
 
 
 def draw_samples(rows: pd.DataFrame) -> Figure:
     """The pictures that the first replicate of each rung makes of held-out captions, by the files of the column `samples`."""
-    paths = {
-        name: [path for path in own.sort_values("seed")["samples"].dropna() if Path(path).is_file()]
-        for name, _, own in runs_of(rows)
-    }
-    shown = [(name, images.imread(own[0])) for name, own in paths.items() if own][:_MOST]
+    shown = []
+    for name, _, own in runs_of(rows):
+        paths = [path for path in own.sort_values("seed")["samples"].dropna() if Path(path).is_file()]
+        shown += [(name, images.imread(path)) for path in paths[:1]]
     if not shown:
         return no_figure("no run has stored pictures")
     tall, wide = shown[0][1].shape[:2]
-    figure, panels = grid([name for name, _ in shown], _ACROSS, PAGE / _ACROSS * tall / wide + 0.3, ("", ""))
-    for axes, (_, picture) in zip(panels, shown, strict=True):
+    figure, panels = grid([name for name, _ in shown[:_MOST]], _ACROSS, PAGE / _ACROSS * tall / wide + 0.3, ("", ""))
+    for axes, (_, picture) in zip(panels, shown, strict=False):
         axes.imshow(picture, interpolation="nearest")
         axes.set_axis_off()
     return figure

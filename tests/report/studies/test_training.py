@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from numdev.report.claims.verdicts import Finding, Verdict, judge
 from numdev.report.reading.frames import TRAINING, Results, load
 from numdev.report.studies.registry import CLAIMS, FIGURES
-from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, name_of, run_table, rungs
+from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, described, run_table, rungs
 from numdev.results.store import Store
 from tests.report.printed import assert_legible
 from tests.toy_training import SHAPE, STEPS, Law, Trained, ladder, rows_of, stored
@@ -134,7 +134,7 @@ def test_exponents_and_ratios_are_those_of_the_laws(power: float) -> None:
         assert math.isclose(rung.exponent(metric).estimate, power, rel_tol=1e-9)
         assert math.isclose(rung.growth(metric).estimate, STEPS[-1] ** power, rel_tol=1e-9)
         assert rung.last(metric).to_numpy() == pytest.approx(2e-4 * SHAPE[metric], rel=1e-9)
-    assert math.isclose(rung.end_of().estimate, 2e-4 * SHAPE[WASSERSTEIN], rel_tol=1e-9)
+    assert math.isclose(rung.typical_last().estimate, 2e-4 * SHAPE[WASSERSTEIN], rel_tol=1e-9)
     if power == 1:
         assert rung.rates().to_numpy() == pytest.approx(2e-4 / STEPS[-1], rel=1e-9)
 
@@ -175,7 +175,7 @@ REFERENCE |= {"baseline.attention.type": "VanillaBackward", "baseline.numerics":
 )
 def test_a_rung_is_named_by_what_it_changes(changes: dict[str, Any], group: Group, name: str) -> None:
     row = REFERENCE | {f"variant.{field}": value for field, value in changes.items()}
-    assert (group_of(row), name_of(row)) == (group, name)
+    assert described(row) == (name, group)
 
 
 def test_a_rung_that_a_study_sets_aside_is_not_judged() -> None:

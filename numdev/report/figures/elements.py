@@ -13,7 +13,6 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.report.figures.marks import Dot, draw_rows, highest, legend, lowest, replicates
+from numdev.report.figures.marks import TITLE, Dot, draw_rows, highest, legend, lowest, page, replicates, swatch
 from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, compared, of, ordered
 from numdev.report.reading.wording import Wording
@@ -59,13 +58,13 @@ def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "r
 @laid_out
 def map_of(elements: pd.DataFrame, title: str, reference: str) -> Figure:
     """See `numdev.report.offered.error_map`."""
-    figure = Figure(figsize=(PAGE, 2.3), layout="constrained")
+    figure = page(2.3)
     axes = figure.add_subplot()
     image = _map(axes, elements, _end_of(elements["error_u"].to_numpy()))
     if len(known := elements[np.isfinite(elements["error_u"])]):
         largest = known.loc[known["error_u"].abs().idxmax()]
         axes.plot(largest[ROW], largest[COLUMN], marker="o", color="black", markerfacecolor="none", markersize=7, clip_on=False)
-    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_title(title, **TITLE)
     axes.set(xlabel="row of the output", ylabel="column of the output")
     figure.colorbar(image, ax=axes, extend="both", label=f"error in u max |{reference}|", pad=0.01)
     return figure
@@ -76,10 +75,10 @@ def histogram_of(elements: pd.DataFrame, title: str) -> Figure:
     """See `numdev.report.offered.error_histogram`."""
     error = elements["error_ulp"].to_numpy()
     end = max(1.0, _end_of(error))
-    figure = Figure(figsize=(PAGE, 2.1), layout="constrained")
+    figure = page(2.1)
     axes = figure.add_subplot()
     _histogram(axes, error, end)
-    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set_title(title, **TITLE)
     axes.set_title(_words_of(error, end), loc="right" if title else "left", fontsize=7, color=GREY)
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
@@ -143,7 +142,7 @@ def _dots_of(rows: pd.DataFrame, metric: str, first: int = 0) -> list[Dot]:
     return [_dot(first + i + shift[ref], one, _REFERENCES[ref][1]) for i, ref, one in _both_errors(rows, metric)]
 
 
-_KEYS = {words: Line2D([], [], color=shade, marker="o", linestyle="none") for words, shade in _REFERENCES.values()}
+_KEYS = {words: swatch(shade) for words, shade in _REFERENCES.values()}
 
 
 @laid_out
@@ -153,7 +152,7 @@ def total_and_arithmetic(rows: pd.DataFrame, metric: str = "max_difference") -> 
     Dots of the variant and of its baseline: geometric means over seeds with 95 % intervals. `rows` are those of one
     record, `pd.DataFrame(record.rows)`.
     """
-    figure = Figure(figsize=(PAGE, 1.7), layout="constrained")
+    figure = page(1.7)
     axes = figure.add_subplot()
     low, high, log = _span([one for *_, one in _both_errors(rows, metric) if one is not None])
     draw_rows(axes, list(_SUBJECTS.values()), _dots_of(rows, metric), log=log)
@@ -187,14 +186,12 @@ def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step"
         raise BadInput("rows", f"{len(scenarios)} scenarios", "blame draws one or two; select those of interest")
     is_control = total.reindex(columns=[f"{ENTRY_ROLE}{axis}"]).iloc[:, 0] == EntryRole.CONTROL.value
     names = total[label][~is_control].unique().tolist()
-    figure = Figure(figsize=(PAGE, 0.8 + 0.28 * len(names)), layout="constrained")
+    figure = page(0.8 + 0.28 * len(names))
     axes, keys, dots = figure.add_subplot(), dict[str, Any](), list[Dot]()
-    for shift, scenario, shade in zip(
-        (-0.15, 0.15) if len(scenarios) > 1 else (0.0,), scenarios, (BLUE, VERMILION), strict=False
-    ):
+    for shift, scenario, shade in zip((-0.15, 0.15) if scenarios[1:] else (0.0,), scenarios, (BLUE, VERMILION), strict=False):
         own = of(total, scenario)
         dots += [_dot(i + shift, replicates(own[own[label] == name], metric), shade, log=True) for i, name in enumerate(names)]
-        keys[scenario.title] = Line2D([], [], color=shade, marker="o", linestyle="none")
+        keys[scenario.title] = swatch(shade)
         if (line := replicates(own[is_control[own.index]], metric)) is not None and line.estimate > 0:
             look: dict[str, Any] = {"color": shade, "linewidth": 0.9, "linestyle": (0, (4, 2)), "zorder": 0}
             keys[f"{scenario.title}, without the change"] = axes.axvline(line.estimate, **look)
@@ -208,7 +205,7 @@ _NARROW = 3.0  # a metric whose values differ by less than this factor has a lin
 _SIZE = (PAGE, 5.3)
 # Margins in place of a layout engine, which would draw the figure twice: it is drawn anew at every change of a widget.
 _MARGINS = {"left": 0.135, "right": 0.89, "top": 0.95, "bottom": 0.085, "hspace": 0.62, "wspace": 0.1}
-_TITLE: dict[str, Any] = {"y": 1.0}  # stated, since matplotlib measures all tick labels of an axes to find it
+_TOP = 1.0  # of titles: stated, since matplotlib measures all tick labels of an axes to find it
 
 
 @dataclass(frozen=True)
@@ -284,13 +281,11 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
             errors = side.errors(fmt)
             above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
             image: Any = _map(above, errors, axes.error_u)
-            above.set_title(
-                side.title if len(side.title) <= 52 else f"{side.title[:51]}…", loc="left", fontweight="bold", **_TITLE
-            )
+            above.set_title(side.title if len(side.title) <= 52 else f"{side.title[:51]}…", y=_TOP, **TITLE)
             above.set_xlabel("row of O")
             error = errors["error_ulp"].to_numpy()
             _histogram(below, error, axes.error_ulp, axes.smallest)
-            below.set_title(_words_of(error, axes.error_ulp), loc="left", fontsize=7, color=GREY, **_TITLE)
+            below.set_title(_words_of(error, axes.error_ulp), loc="left", fontsize=7, color=GREY, y=_TOP)
             below.set_xlabel(f"error in ulp of {fmt.name}; grey: ± ½ ulp")
             below.locator_params(axis="x", nbins=5)
             for own, words in ((above, "column of O"), (below, "share of elements")):

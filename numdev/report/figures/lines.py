@@ -28,7 +28,6 @@ from numdev.report.figures.marks import (
     draw_grid,
     draw_rows,
     head,
-    key,
     legend,
     line,
     log_y,
@@ -37,6 +36,7 @@ from numdev.report.figures.marks import (
     page,
     plain_ticks,
     replicates,
+    swatch,
     titled,
 )
 from numdev.report.figures.marks import in_u as scaled
@@ -265,7 +265,7 @@ def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
     rows = rows[rows["output"].isin([name.rpartition(".")[0] for name in own.y])]
     panels = by_scenario(rows, first=1 if own.layout != "panels" else None)
     where = "" if own.x == _FORMAT else f" at {own.main(rows).upper()}"
-    keys = {one.name: key("", **one.look) for one in own.series(rows)}
+    keys = {one.name: swatch("", **one.look) for one in own.series(rows)}
     if own.layout == "panels":
         figure = draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{where}"))
     else:

@@ -37,7 +37,7 @@ def page(height: float, width: float = PAGE) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def key(shade: str, marker: str = "o", **look: Any) -> Line2D:
+def swatch(shade: str, marker: str = "o", **look: Any) -> Line2D:
     """A mark for a legend; a line too where `linestyle` says so."""
     return Line2D([], [], **{"color": shade, "marker": marker, "linestyle": "", **look})
 

@@ -16,7 +16,6 @@ import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from numdev.errors import BadInput
@@ -27,9 +26,11 @@ from numdev.report.figures.marks import (
     line,
     log_y,
     name_steps,
+    page,
     plain_ticks,
     replicates,
     rows_by_scenario,
+    swatch,
 )
 from numdev.report.figures.theme import BASELINE, FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL, TILED, freeze, styled
 from numdev.report.reading.frames import COMPARISON, DEFAULTS
@@ -131,8 +132,8 @@ def _draw(selection: Shown, words: Wording) -> Figure:
     down = math.ceil(len(facets) / across)
     names = _names(list(lines), selection, words) if selection.lines else []
     above = _columns(names)
-    size = (PAGE if across > 1 or names else 0.72 * PAGE, 0.5 + (2.6 if down == 1 else 2.0) * down)
-    figure = Figure(figsize=(size[0], size[1] + (0.13 * math.ceil(len(names) / above) if above else 0)), layout="constrained")
+    height = 0.5 + (2.6 if down == 1 else 2.0) * down + (0.13 * math.ceil(len(names) / above) if above else 0)
+    figure = page(height, PAGE if across > 1 or names else 0.72 * PAGE)
     grid: Any = figure.subplots(down, across, sharex=scales.names is None, sharey=True, squeeze=False)
     for axes, facet in zip(grid.flat, facets, strict=False):
         _panel(axes, {line: own for (where, line), own in marks.items() if where == facet}, looks, scales, across)
@@ -283,18 +284,17 @@ def _panel(
 
 
 def _legend(figure: Figure, looks: Mapping[str, _Look], heading: str, has_broken: bool) -> None:
-    keys, names = [Line2D([], [], **look) for look in looks.values()], list(looks)
+    keys = {name: swatch("", **look) for name, look in looks.items()}
     if has_broken:
-        keys.append(Line2D([], [], color=GREY, marker="x", linestyle="none", markersize=5))
-        names.append("NaN or Inf")
+        keys["NaN or Inf"] = swatch(GREY, "x", markersize=5)
     if not keys:
         return
     figure.legend(
-        keys,
-        [textwrap.fill(name, _ROW) for name in names],
+        list(keys.values()),
+        [textwrap.fill(name, _ROW) for name in keys],
         title=heading,
         title_fontsize=SMALL + 0.5,
-        loc="outside upper center" if (above := _columns([*names, heading])) else "outside right upper",
+        loc="outside upper center" if (above := _columns([*keys, heading])) else "outside right upper",
         ncols=above or 1,
         frameon=False,
         alignment="left",
@@ -350,12 +350,11 @@ def draw_points(rows: pd.DataFrame) -> Figure:
                     value = replicates(own, METRIC)
                     yield Dot(places[key], value, name=subject, absent="NaN or Inf" if value is None else "0", **look)  # type: ignore[arg-type]
 
-    keys = {name: Line2D([], [], color=shade, marker=marker, linestyle="") for name, shade, marker in _POINT_KEYS}
+    keys = {"variant": swatch(TILED), "baseline": swatch(BASELINE, "|")}
     left = f"; the first {_MOST_ROWS} of {len(every)} points" if len(every) > _MOST_ROWS else ""
     return rows_by_scenario(rows, names, dots, f"RMSE from golden, absolute{left}", keys=keys, row=0.2, room=0.0)
 
 
-_POINT_KEYS = (("variant", TILED, "o"), ("baseline", BASELINE, "|"))
 POINTS = Plot(
     draw_points,
     "One panel per scenario: the RMSE of the primary output from golden on a log axis, for every point of the study, geometric "

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numdev.report.claims.evidence import EVERY
 from numdev.report.claims.verdicts import Undecidable
 from numdev.report.figures.lines import draw_lines
-from numdev.report.figures.marks import Dot, draw_rows, in_u, key, legend, page, replicates, titled
+from numdev.report.figures.marks import Dot, draw_rows, in_u, legend, page, replicates, swatch, titled
 from numdev.report.figures.theme import BASELINE, GREY, POLICY_COLOURS, TILED
 from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.reading.wording import Words
@@ -126,7 +126,7 @@ def draw_total(rows: pd.DataFrame) -> Figure:
     text = f"RMSE from golden at {fmt.upper()}, in u of F; open: arithmetic error, golden on the same rounded inputs"
     figure.supxlabel(text, fontsize=8)
     shades = {"every step in F": TILED, "FP32 inside": POLICY_COLOURS["kernel"], "baseline": BASELINE}
-    legend(figure, {text: key(shade) for text, shade in shades.items()}, 3)
+    legend(figure, {text: swatch(shade) for text, shade in shades.items()}, 3)
     return figure
 
 

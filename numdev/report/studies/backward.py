@@ -25,7 +25,7 @@ from scipy.special import beta
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import EVERY, by_format, left_out, mean_of, over, per_replicate, select
 from numdev.report.claims.verdicts import ALIKE, LARGER, Evidence, Question, Region, Undecidable
-from numdev.report.figures.marks import OPEN, Dot, draw_rows, key, legend, measured, page, rows_by_scenario, titled
+from numdev.report.figures.marks import OPEN, Dot, draw_rows, legend, measured, page, rows_by_scenario, swatch, titled
 from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PALE, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, formats, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant
@@ -139,8 +139,8 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(f"sum: {sums}" if sums else "not measured", (1, 0), (-2, 3), color=GREY, fontsize=7, **place)
     figure.supxlabel("share of the squared RMSE from golden that all steps make together", fontsize=8)
-    keys = {"low format alone: largest": key(BLACK), "the others": key(GREY), "set by the tensors": key(PALE)}
-    legend(figure, {**keys, "high format alone: removed": key(BLACK, **_OPEN)}, 4)
+    keys = {"low format alone: largest": swatch(BLACK), "the others": swatch(GREY), "set by the tensors": swatch(PALE)}
+    legend(figure, {**keys, "high format alone: removed": swatch(BLACK, **_OPEN)}, 4)
     return figure
 
 

@@ -26,7 +26,18 @@ from numdev.report.claims.evidence import (
     the_entry,
 )
 from numdev.report.claims.verdicts import ABOVE, Evidence, Question, Region, Undecidable, Verdict, about
-from numdev.report.figures.marks import OPEN, Dot, draw_rows, highest, key, legend, measured, page, replicates, rows_by_scenario
+from numdev.report.figures.marks import (
+    OPEN,
+    Dot,
+    draw_rows,
+    highest,
+    legend,
+    measured,
+    page,
+    replicates,
+    rows_by_scenario,
+    swatch,
+)
 from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED, colour
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR, compared, formats, of, ordered
 from numdev.report.statistics import Interval, ratio, significant, typical
@@ -169,10 +180,10 @@ def draw_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Figure:
 
     shown = ["control: exact" if role is EntryRole.CONTROL else _readable(name) for name, role in names.items()]
     text = "RMSE between kernel and emulation over that of the emulation from golden"
-    keys = {f"{fmt}, with the share of equal elements": key(colour(fmt)) for fmt in fmts}
+    keys = {f"{fmt}, with the share of equal elements": swatch(colour(fmt)) for fmt in fmts}
     if outputs:
-        keys = {SYMBOLS[name]: key(OUTPUT_COLOURS[name]) for name in outputs if name in lines}
-        keys |= {fmt: key(GREY, _MARKERS[j % 4]) for j, fmt in enumerate(fmts)}
+        keys = {SYMBOLS[name]: swatch(OUTPUT_COLOURS[name]) for name in outputs if name in lines}
+        keys |= {fmt: swatch(GREY, _MARKERS[j % 4]) for j, fmt in enumerate(fmts)}
     return rows_by_scenario(rows, shown, dots, text, keys=keys, row=0.42, at={1: "", _MOST: ""})
 
 
@@ -256,7 +267,7 @@ def draw_table3(rows: pd.DataFrame) -> Figure:
     draw_rows(axes, list(FA3_RMSE), dots)
     known = [highest(dot.value) for dot in dots if dot.value is not None]
     axes.set_xlim(min(FA3_RMSE.values()) / 3, 3 * max(*known, *FA3_RMSE.values()))
-    keys = {"measured, 95 % interval": key(TILED, linestyle="-"), "published": key(GREY, **look)}
+    keys = {"measured, 95 % interval": swatch(TILED, linestyle="-"), "published": swatch(GREY, **look)}
     legend(figure, keys | {"published ×/÷ 1.5": Patch(color=PALE)}, 3)
     axes.set_xlabel("RMSE of O against FP64, absolute")
     return figure

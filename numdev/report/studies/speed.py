@@ -9,11 +9,10 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from numdev.measurement.deviation.metrics import METRICS
 from numdev.measurement.speed.columns import derived
-from numdev.report.figures.marks import at_least_a_decade, grid, legend, log_y, plain_ticks
+from numdev.report.figures.marks import at_least_a_decade, grid, legend, log_y, plain_ticks, swatch
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.theme import BLACK, GREY, SERIES, SMALL
 from numdev.report.reading.frames import COMPARISON, Results
@@ -285,7 +284,7 @@ def _panels(
         draw(axes, own)
         if over_n:
             plain_ticks(axes, own[N].unique().astype(float).tolist())
-    keys = {name: Line2D([], [], color=shade, marker=marker) for name, (shade, marker) in looks(rows).items()}
+    keys = {name: swatch(shade, marker, linestyle="-") for name, (shade, marker) in looks(rows).items()}
     legend(figure, keys, min(len(keys), 5 if len(groups) > 1 else 3), "outside upper center")
     return figure
 

@@ -41,7 +41,6 @@ from numdev.report.figures.marks import (
     Dot,
     draw_rows,
     grid,
-    key,
     legend,
     log_y,
     measured,
@@ -49,6 +48,7 @@ from numdev.report.figures.marks import (
     no_figure,
     page,
     scientific,
+    swatch,
     titled,
 )
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
@@ -531,7 +531,7 @@ def draw_weights(rows: pd.DataFrame) -> Figure:
             axes.set_title(f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], fontsize=8, **TITLE)
             _over_steps(axes, drawn, metric)
             _exponents(axes, drawn, metric)
-    legend(figure, {name: key("", **look) for name, look in looks.items()}, min(len(looks), 3) or 1, _TOP)
+    legend(figure, {name: swatch("", **look) for name, look in looks.items()}, min(len(looks), 3) or 1, _TOP)
     figure.supxlabel("training steps", fontsize=8)
     figure.supylabel("difference from the weights of baseline attention", fontsize=8)
     return figure
@@ -594,7 +594,7 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
             part.suptitle(titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
         _last(part, every)
     groups = dict.fromkeys(rung.group for _, every in blocks for rung in every if rung.group is not Group.SHAM)
-    keys: dict[str, Any] = {group.words: key(group.shade, "", linestyle="-", linewidth=2) for group in groups}
+    keys: dict[str, Any] = {group.words: swatch(group.shade, "", linestyle="-", linewidth=2) for group in groups}
     if any(_band(every) for _, every in blocks):
         keys["2 to 5 times below FP16, the paper's range"] = Patch(color=PALE)
     legend(figure, keys, 3, _TOP)
@@ -646,8 +646,8 @@ def draw_losses(rows: pd.DataFrame) -> Figure:
         if len(finite):
             log_y(axes, float(finite.min()) / 1.1, float(finite.max()) * 1.1)
         axes.tick_params(labelleft=not place % _ACROSS)
-    keys = {"the reference": key(GREY, "", linestyle="-", linewidth=1.2)}
-    keys["the run, in the colour of what differs; a line per replicate"] = key("black", "", linestyle="-", linewidth=0.6)
+    keys = {"the reference": swatch(GREY, "", linestyle="-", linewidth=1.2)}
+    keys["the run, in the colour of what differs; a line per replicate"] = swatch("black", "", linestyle="-", linewidth=0.6)
     legend(figure, keys, 2, _TOP)
     return figure
 

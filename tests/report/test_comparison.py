@@ -36,7 +36,7 @@ from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 from tests.cli.test_cli import Command, numdev
-from tests.toy_studies import Size, by_format
+from tests.toy_studies import toy
 
 __all__ = ["numdev"]  # the fixture
 
@@ -314,7 +314,7 @@ class TestTests:
 
 class TestCommand:
     def test_the_same_results_have_equal_bits(self, numdev: Command, tmp_path: Path) -> None:
-        study = by_format("fig4", Size(n=16, dim=8, seeds=2, scenarios=("uniform_end",)))
+        study = toy("fig4", ("uniform_end",), base={"problem.n": 16, "problem.head_dim": 8, "seeds": 2})
         run(study, Bench(Exact(), "cpu"), Store(tmp_path / "a"))
         ran = numdev("compare", "a", "a", "out=o")
         assert ran.code == 0, ran.err

@@ -254,10 +254,8 @@ class TestFailures:
 
 
 class TestShards:
-    @pytest.mark.parametrize("count", [2, 4, 9])
-    def test_partition_the_points_and_make_the_whole(self, bench: Bench, store: Store, tmp_path: Path, count: int) -> None:
-        sizes = [run(GRID, bench, store, shard=Shard(index, count)).measured for index in reversed(range(count))]
-        assert (sum(sizes), max(sizes) - min(sizes) <= 1) == (6, True)
+    def test_partition_the_points_and_make_the_whole(self, bench: Bench, store: Store, tmp_path: Path) -> None:
+        assert [run(GRID, bench, store, shard=Shard(index, 4)).measured for index in reversed(range(4))] == [1, 1, 2, 2]
         whole = Store(tmp_path / "whole")
         run(GRID, bench, whole)
         assert contents(store) == contents(whole)

@@ -24,7 +24,7 @@ from numdev.report.statistics import significant
 _P = ParamSpec("_P")
 Canvas = TypeVar("Canvas", FigureCanvasAgg, FigureCanvasSVG)
 
-# Every colour of every figure. One colour has one meaning in a whole document, and no other module names one; a test checks both.
+# Every colour of every figure. One colour has one meaning in a whole document, and no other module names one.
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
 BLUE, VERMILION = "#0072B2", "#D55E00"
 GREY, PALE, BLACK = "#595959", "#D9D9D9", "#000000"  # references and words, bands, what is neither tiled nor its baseline

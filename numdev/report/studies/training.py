@@ -94,7 +94,7 @@ class Group(Enum):
     setting: str
     usual: str
 
-    def __new__(cls, name: str, words: str, shade: str, setting: str = "", usual: str = "") -> Group:
+    def __new__(cls, name: str, words: str = "", shade: str = "", setting: str = "", usual: str = "") -> Group:
         group = object.__new__(cls)
         group._value_ = name
         group.words, group.shade, group.setting, group.usual = words, shade, setting, usual

@@ -174,13 +174,6 @@ CASES: list[tuple[str, Callable[[], pd.DataFrame], Verdict]] = [
 ]
 
 
-def test_policies_are_paired_by_problem() -> None:
-    """A kernel as far from golden as `kernel(F)` in each of two problems, which differ by a factor of 1000."""
-    both = [beside_policies(1.0, noise=1e-3).assign(**{"label.n": 1}), beside_policies(1.0, noise=1e-3).assign(**{"label.n": 2})]
-    both[1]["rmse"] *= 1000
-    assert CLAIMS["kernels"].find(pd.concat(both)).verdict is HOLDS
-
-
 @pytest.mark.parametrize(("name", "rows", "verdict"), CASES, ids=[f"{c[0]}-{c[2].value}-{i}" for i, c in enumerate(CASES)])
 def test_verdict(name: str, rows: Callable[[], pd.DataFrame], verdict: Verdict) -> None:
     finding = CLAIMS[name].find(_padded(rows()))
@@ -202,49 +195,10 @@ def test_nothing_measured_decides_nothing(name: str) -> None:
     assert (finding.verdict, finding.figure) in ((UNDECIDED, "unknown"), (NOT_MEASURED, "not measured"))
 
 
-@pytest.mark.parametrize("column", ["nan_count", "inf_count"])
-def test_a_nan_is_never_averaged_away(column: str) -> None:
-    rows = _padded(formats(FORMATS.values()))
-    rows.loc[3, column] = 1
-    finding = CLAIMS["fig3"].find(rows)
-    assert finding.verdict is UNDECIDED
-    assert finding.sentence == "1 of 5 replicates hold NaN or infinite values."
-
-
 def test_one_replicate_decides_nothing() -> None:
     rows = _padded(table(against_golden(9.0, noise=0.0)).query("seed == 0"))
     finding = CLAIMS["fig4"].find(rows)
     assert (finding.verdict, finding.figure) == (UNDECIDED, "9.0 (one replicate)")
-
-
-def test_other_formats_are_told_beside_bf16() -> None:
-    bf16, fp64 = lengths(0.5), lengths(-0.5).assign(format="fp64")
-    finding = CLAIMS["fig5a"].find(pd.concat([bf16, fp64]))
-    assert finding.verdict is HOLDS
-    assert finding.figure.startswith("N^0.50")
-    assert "Other formats: fp64 N^-0.50" in finding.sentence
-
-
-def test_squares_that_keep_bc_are_told_beside_the_verdict() -> None:
-    kept = shapes("square_bc", 1.0, noise=0.0, bc=64).assign(**{"variant.tiling.br": 64}).assign(key="kept")
-    kept.loc[kept["label.tiling.shape"] == "as_is", "variant.tiling.br"] = 16
-    rows = pd.concat([shapes("square", 1.3), kept.query("`label.tiling.shape` == 'square_bc'")])
-    finding = CLAIMS["fig6b"].find(rows)
-    assert finding.verdict is FAILS
-    assert "For squares that keep Bc it is 1.00 in every replicate" in finding.sentence
-
-
-def test_swapped_tiles_are_paired_by_size_and_seed() -> None:
-    rows = shapes("swapped", 1.5, noise=0.0)
-    spread = rows["seed"].map(lambda seed: 10.0**seed)  # far larger than the effect, and the same for both of a pair
-    rows["max_difference"] *= spread
-    assert CLAIMS["fig6a"].find(rows).figure == "1.50 in every replicate"
-
-
-def test_a_sign_test_counts_seeds() -> None:
-    """Five seeds at two sizes are five trials."""
-    found = CLAIMS["fig6a"].find(_padded(shapes("swapped", 1.4, noise=0.0)))
-    assert "larger in 5, equal in 0 of 5 replicates (sign test p = 0.062)" in found.sentence
 
 
 def test_the_maximum_is_judged_beside_rmse() -> None:

@@ -41,33 +41,22 @@ SLOPE: dict[str, Any] = {"over": "problem.n", "above": 0.1}
 OF: dict[str, Any] = {"of": {"step": "a"}, "to": {"step": "b"}}
 ORDER: dict[str, Any] = {"over": "step", "order": ("a", "b", "c")}
 
-CASES: list[tuple[str, dict[str, Any], Callable[[], pd.DataFrame], Verdict]] = [
-    ("slope", SLOPE, lambda: lines({"a": 1.0}), HOLDS),
-    ("slope", SLOPE, lambda: lines({"a": 1.0}, 0.03, 0.005), FAILS),  # significant, and no growth
+CASES: list[tuple[str, dict[str, Any], Callable[[], pd.DataFrame], Verdict]] = [  # what no claim of a paper has
     ("slope", SLOPE, lambda: lines({"a": 1.0}, 0.1, 0.9), UNDECIDED),
-    ("slope", {"over": "problem.n", "below": -0.1}, lambda: lines({"a": 1.0}, -0.5), HOLDS),
-    ("slope", {"over": "problem.n", "below": -0.1}, lambda: lines({"a": 1.0}), FAILS),
-    ("slope", {"over": "problem.n", "above": -0.1, "below": 0.1}, lambda: lines({"a": 1.0}, 0.0), HOLDS),
     ("slope", {"over": "problem.n", "above": 0.4, "below": 0.6}, lambda: lines({"a": 1.0}, 0.7), FAILS),
     ("slope", SLOPE, lambda: lines({"a": 1.0}).query("`label.problem.n` == 128"), UNDECIDED),
     ("slope", SLOPE, lambda: steps(a=1.0), NOT_MEASURED),
-    ("ratio", OF | {"above": 2.0}, lambda: steps(a=3.0, b=1.0), HOLDS),
-    ("ratio", OF | {"above": 2.0}, lambda: steps(a=1.5, b=1.0), FAILS),
     ("ratio", OF | {"above": 2.0}, lambda: steps(0.3, a=2.1, b=1.0), UNDECIDED),
     ("ratio", OF | {"below": 0.5}, lambda: steps(a=0.2, b=1.0), HOLDS),
     ("ratio", OF | {"above": 2.0, "below": 4.0}, lambda: steps(a=5.0, b=1.0), FAILS),
     ("ratio", OF | {"above": 2.0}, lambda: steps(a=3.0, c=1.0), NOT_MEASURED),
     ("order", ORDER, lambda: steps(a=3.0, b=2.0, c=1.0), HOLDS),
     ("order", ORDER, lambda: steps(a=3.0, b=1.0, c=2.0), FAILS),
-    ("order", ORDER, lambda: steps(0.0, a=3.0, b=1.0, c=1.0), UNDECIDED),  # equal is no order, in five replicates
     ("order", ORDER, lambda: steps(0.4, a=3.0, b=1.1, c=1.0), UNDECIDED),
     ("order", ORDER, lambda: steps(a=3.0, b=2.0), NOT_MEASURED),
-    ("same", OF, lambda: steps(0.005, a=1.02, b=1.0), HOLDS),
-    ("same", OF, lambda: steps(a=1.3, b=1.0), FAILS),
-    ("same", OF, lambda: steps(0.5, a=1.0, b=1.0), UNDECIDED),
     ("same", OF | {"margin": 1.5}, lambda: steps(a=1.3, b=1.0), HOLDS),
-    ("same", OF, lambda: steps(a=1.0), NOT_MEASURED),
     ("same", OF | {"margin": 1.01}, lambda: steps(0.002, a=1.02, b=1.0), FAILS),
+    ("same", OF, lambda: steps(0.5, a=1.0, b=1.0), UNDECIDED),
 ]
 
 
@@ -172,16 +161,6 @@ def test_formats_are_judged_as_everywhere() -> None:
     rows = pd.concat(of_each)
     found = find(rows, "ratio", of={"precision": "bf16"}, to={"precision": "fp16"}, above=2.0)
     assert (found.verdict, found.sentence[:8]) == (HOLDS, "The rati")
-
-
-def test_the_maximum_is_judged_by_rmse_too() -> None:
-    rows = steps(a=3.0, b=1.0)
-    rows.loc[rows["label.step"] == "a", "rmse"] /= 3
-    found = find(rows, "ratio", "out.max_difference", **OF, above=2.0)
-    assert found.verdict is HOLDS
-    assert found.beside is not None
-    assert found.beside.verdict is FAILS
-    assert f"By RMSE: fails, {found.beside.figure}." in found.sentence
 
 
 def test_a_nan_and_a_zero_are_told() -> None:

@@ -22,7 +22,7 @@ from numdev.report.reading.frames import TRAINING, load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS
 from numdev.results.store import Store
 from numdev.results.study import run
-from tests.toy_studies import Size, sign
+from tests.toy_studies import toy
 from tests.toy_training import STEPS, Law, ladder, stored
 
 FEW = [point for point in ladder() if point.label in ("sham", "triton", "one_ulp", "init_1", "fp16")]
@@ -97,7 +97,7 @@ def test_the_document_has_its_sections_and_tells_no_internal_name(made: tuple[Pa
 
 def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -> None:
     store = stored(tmp_path / "results", FEW[:2], "fig7")
-    run(sign(Size(n=16, dim=8, seeds=2)), Bench(Exact(), "cpu"), store)
+    run(toy("sign", ("uniform",), base={"problem.n": 16, "problem.head_dim": 8, "seeds": 2}), Bench(Exact(), "cpu"), store)
     make_report(tmp_path / "results", tmp_path / "out", ["sign", "fig7"], console=Console(quiet=True))
     assert (tmp_path / "out" / "results.parquet").is_file()
     assert (tmp_path / "out" / "figures" / "sign.svg").is_file()

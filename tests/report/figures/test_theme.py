@@ -1,25 +1,13 @@
-"""Colours have one meaning each; the values that a figure's points have in its SVG: where they lie, and what they say."""
+"""The values that a figure's points have in its SVG: where they lie, and what they say."""
 
 from __future__ import annotations
 
 import re
-from itertools import combinations
 
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from numdev.report.figures import theme
 from numdev.report.figures.theme import freeze, styled, to_svg, values
-
-
-def test_no_two_meanings_share_a_colour() -> None:
-    single = {name: getattr(theme, name) for name in ("GREY", "PALE", "BLACK", "TILED", "FP32_INSIDE", "BASELINE")}
-    series = {f"series {place}": shade for place, shade in enumerate(theme.SERIES)}
-    every = single | theme.FORMAT_COLOURS | theme.OUTPUT_COLOURS | theme.CHANGE_COLOURS | series
-    for (one, first), (other, second) in combinations(every.items(), 2):
-        distance = sum((a - b) ** 2 for a, b in zip(to_rgb(first), to_rgb(second), strict=True)) ** 0.5
-        assert distance > 0.05, (one, other)
 
 
 def drawn() -> Figure:

@@ -21,9 +21,9 @@ from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
 from numdev.results.study import Shard, run
-from tests.toy_studies import Size, by_area, by_format, sign
+from tests.toy_studies import TILES, toy
 
-SMALL = Size(n=32, sweep=(32,), sram=(1024, 2048), seeds=2, scenarios=("uniform_end",))
+SMALL = {"problem.n": 32, "seeds": 2}
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,8 @@ def test_records_of_another_environment_do_not_mix_in(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_study_gives_the_same_tables(tmp_path: Path) -> None:
-    studies = [by_format("fig3", SMALL), by_area(SMALL), sign(SMALL)]
+    studies = [toy("fig3", ("uniform_end",), base=SMALL), toy("sign", ("uniform",), base=SMALL)]
+    studies += [toy("fig6c", ("uniform_end",), {"tiling.sram": [1024, 2048], "precision": ["bf16"]}, SMALL | TILES)]
     for name, shards in (("whole", (Shard(),)), ("resumed", (Shard(1, 3), Shard()))):
         store, bench = Store(tmp_path / name), Bench(Exact(), "cpu")
         for shard in shards:

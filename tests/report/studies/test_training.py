@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from numdev.report.claims.verdicts import Finding, Verdict, judge
 from numdev.report.reading.frames import TRAINING, Results, load
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, described, run_table, rungs
 from numdev.results.store import Store
-from tests.report.printed import assert_legible
+from tests.report.printed import assert_apart, assert_inside, assert_legible, written
 from tests.toy_training import SHAPE, STEPS, Law, Trained, ladder, rows_of, stored
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
@@ -201,33 +199,16 @@ def drawn(toy: tuple[Store, Results]) -> dict[str, Figure]:
     return figures
 
 
-def written(figure: Figure) -> list[Text]:
-    return [text for text in figure.findobj(Text) if isinstance(text, Text) and text.get_text().strip() and text.get_visible()]
-
-
-NAMES = [name for name in FIGURES if name.startswith("training_")]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in FIGURES if name.startswith("training_")])
 def test_words_of_a_figure_can_be_read(drawn: dict[str, Figure], name: str) -> None:
     figure = drawn[name]
     assert_legible(figure)
-    assert all(float(text.get_fontsize()) >= 7 for text in written(figure))
-    box, (width, height) = figure.get_tightbbox(), figure.get_size_inches()
-    assert min(box.x0, box.y0) > -0.02
-    assert box.x1 < width + 0.02
-    assert box.y1 < height + 0.02
-    assert height < 9.5, "it is set on one page"
+    assert_inside(figure)
+    assert figure.get_size_inches()[1] < 9.5, "it is set on one page"
     shown = " ".join(text.get_text() for text in written(figure))
     assert "_" not in shown.replace("\\_", "").replace("^{", "").replace("$", ""), "no internal name is shown"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_words_of_a_panel_do_not_overlap(drawn: dict[str, Figure], name: str) -> None:
-    for axes in drawn[name].axes:
-        boxes = {text.get_text(): Text.get_window_extent(text) for text in axes.texts if text.get_text()}
-        for one, other in combinations(boxes, 2):
-            assert not boxes[one].padded(-1).overlaps(boxes[other]), (one, other)
+    for axes in figure.axes:
+        assert_apart(axes)
 
 
 def test_figure_7_has_both_metrics_side_by_side(drawn: dict[str, Figure]) -> None:

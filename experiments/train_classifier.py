@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from numdev.results.files import write_atomically
+from numdev.training.data import Purpose, stream
 from numdev.training.scenes import CLASSIFIER, Classifier, Scenes, draw, labels, scenes
-from numdev.training.task import Purpose, seeded, stream
-from numdev.training.tasks import TextToImage
+from numdev.training.tasks import TextToImage, seeded
 
 _SEED = 2**31 + 1  # of the classifier's scenes; no run has it
 

@@ -18,8 +18,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from numdev.training.scenes import Scenes
-from numdev.training.task import Batch, Task
-from numdev.training.tasks import Language, TextToImage
+from numdev.training.tasks import Batch, Language, Task, TextToImage
 
 TASKS = {"small": TextToImage, "full": TextToImage.full, "language": Language}
 

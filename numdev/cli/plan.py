@@ -105,7 +105,7 @@ def estimates(command: str, cfg: DictConfig, bench: Runner) -> Estimates:
 
 @lru_cache(maxsize=2)
 def _trainings(device: torch.device, results: str) -> Estimates:
-    from numdev.training.runs import Trainings  # late: it imports every attention and every model
+    from numdev.training.weights import Trainings  # late: it imports every attention and every model
 
     return Trainings(device, Store(Path(results)).shared)
 

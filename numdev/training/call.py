@@ -60,12 +60,9 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Call:
-    """A call as implementations of attention take it: q, k and v are `[batch, heads, tokens, dim]`.
+    """A call as implementations of attention take it: q, k and v are `[batch, heads, tokens, dim]`, the scale may be None.
 
-    Attributes:
-        mask: which keys a query sees.
-        scale: of the scores; `1/sqrt(dim)` where it is None.
-        leading: the dimensions of the model's own output before queries and values.
+    `leading` are the dimensions of the model's own output before queries and values.
     """
 
     q: Tensor
@@ -115,8 +112,7 @@ def _four(x: Tensor) -> Tensor:
 class MaskReader:
     """Reads mask tensors, and keeps the last one of a device: a model gives the same to all of its layers.
 
-    Attributes:
-        waits: whether a mask on a device is read, for which the host waits; False refuses it.
+    A mask on a device is refused unless the host `waits` to read it.
     """
 
     waits: bool = False

@@ -1,4 +1,8 @@
-"""Data of a user to train on: captioned pictures of a folder, and text. Rendered scenes are in `scenes`."""
+"""Data to train on: streams of random numbers, captioned pictures of a folder, and text. Rendered scenes are in `scenes`.
+
+Everything random is a function of its purpose, a seed and a step, whatever was drawn before: a resumed run draws what the
+uninterrupted one drew.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +23,31 @@ from torch import Tensor
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.task import Purpose, stream
+
+
+class Purpose(Enum):
+    """The use of a stream of random numbers: two purposes never read the same."""
+
+    SCENES = 1
+    NOISE = 2
+    TIMES = 3
+    DROPPED = 4
+    ORDER = 5
+    SAMPLES = 6
+    JUDGE = 7
+    REORDERED = 8
+
+
+def stream(purpose: Purpose, seed: int, step: int) -> np.random.Generator:
+    """The generator of one purpose, seed and step; both are at least 0."""
+    return np.random.Generator(np.random.SFC64([purpose.value, seed, step]))
+
+
+def normal(purpose: Purpose, seed: int, step: int, shape: torch.Size) -> Tensor:
+    """Normal numbers of one purpose, seed and step, by PyTorch, which draws them several times faster than NumPy."""
+    state = np.random.SeedSequence([purpose.value, seed, step]).generate_state(1, np.uint64)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(int(state[0] >> np.uint64(1))))
+
 
 _PATH = "task.data.path"
 _IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff")

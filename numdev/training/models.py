@@ -14,12 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class RootMeanSquare(nn.Module):
+class RootMeanSquare(nn.RMSNorm):
     """x / sqrt(mean(x^2) + eps) times a learned weight (Zhang and Sennrich 2019), in the dtype of x."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         return functional.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), 1e-6).to(x.dtype)

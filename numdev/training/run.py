@@ -14,8 +14,9 @@ from numdev.attention.operation import environment as of_attention
 from numdev.errors import BadInput
 from numdev.results.environment import environment
 from numdev.results.record import describe, key_of
+from numdev.training.data import Purpose, stream
 from numdev.training.rung import APART, Restart, Rung
-from numdev.training.task import Batch, Purpose, Task, stream
+from numdev.training.tasks import Batch, Task
 
 _MIXED = 16  # batches whose rows another order mixes: they are in memory at once
 _FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "float32_matmul": "highest"}
@@ -24,13 +25,7 @@ _FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "float32_matmul": "highest"}
 
 @dataclass(frozen=True)
 class Run:
-    """A task, how it is trained, and the seed.
-
-    Attributes:
-        task: see `Task`.
-        rung: see `Rung`.
-        replicate: the seed of the data, and of the initial weights before the rung moves it.
-    """
+    """A task, how it is trained, and the seed of the data, and of the initial weights before the rung moves it."""
 
     task: Task
     rung: Rung
@@ -74,7 +69,7 @@ class Run:
                 yield {name: x[own] for name, x in whole.items()}
 
     def share(self, batch: Batch, rank: int) -> Batch:
-        """The rows of a batch that one of the processes trains on: each makes the whole batch and takes its own slice."""
+        """The rows of a batch that one of the ranks trains on: each makes the whole batch and takes its own slice."""
         rows = self.task.batch // self.rung.ranks
         return {name: x[rank * rows : (rank + 1) * rows].contiguous() for name, x in batch.items()}
 

@@ -24,7 +24,7 @@ CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
 FINISHED = "trained.json"
 _DIGITS = 32  # of the 64 hexadecimal digits of SHA-256, which a name has room for
 _CHECKPOINTS = 2  # that are kept
-_POSITION = ("key", "done", "seconds", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
+_POSITION = ("key", "done", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 
 
 class Damaged(NumdevError):
@@ -32,11 +32,7 @@ class Damaged(NumdevError):
 
 
 def seal(folder: Path, kind: str, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Write copies of tensors, whole or not at all; a file of the same kind and step is replaced.
-
-    Raises:
-        StoreError: if they cannot be written.
-    """
+    """Write copies of tensors, whole or not at all; a file of the same kind and step is replaced. Raises StoreError."""
     held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
     data = save(held, metadata={"facts": json.dumps(dict(facts))})
     path = folder / f"{kind}-{step:08d}-{_digest(data)}.safetensors"
@@ -72,28 +68,16 @@ def _digest(data: bytes) -> str:
 class Trained:
     """A run as far as it is trained: unfinished, finished, or ended since its loss or gradients were not finite.
 
+    The table `run` (`numdev.training.weights.TABLES`) explains what is not explained here.
+
     Attributes:
-        folder: of its files.
-        key: of the run.
-        steps: of the task.
         done: steps that are done, after which the weights are known to be finite; `steps` unless it stopped.
-        seconds: spent on steps, in all processes that worked on it one after the other.
-        seconds_per_step: the median over stretches of steps of the last process.
         losses: of each step that was done, the one that stopped it last.
         gradient_norms: likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped.
         watched: `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched.
-        checksum: SHA-256 over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped.
-        parameters: how many weights are trained.
-        stopped: why it ended before the last step; empty where it did not.
+        checksum: over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped.
         captured: whether the last process replayed a CUDA graph.
-        calls: of attention that one step makes and that the rung's attention computed.
-        missed: of attention that one step makes and that another computed.
-        notes: what a reader should know: damaged checkpoints, why no graph was captured.
-        untrained_loss: of the initial weights on the held-out batch, in FP32 with plain attention; None until it is judged.
-        held_out_loss: likewise, of the last weights.
-        score: of their samples; see `numdev.training.task.Samples`.
-        captions: of the samples.
-        text: what a language model wrote for each.
+        held_out_loss: None until it is judged, like the other figures of weights and samples.
         pictures: whether `samples.png` stands beside it.
     """
 
@@ -101,7 +85,6 @@ class Trained:
     key: str
     steps: int
     done: int = 0
-    seconds: float = 0.0
     seconds_per_step: float = 0.0
     losses: tuple[float, ...] = ()
     gradient_norms: tuple[float, ...] = ()

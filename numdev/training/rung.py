@@ -11,7 +11,7 @@ from numdev.errors import BadInput
 from numdev.settings import held, setting
 
 if TYPE_CHECKING:
-    from numdev.training.task import Task
+    from numdev.training.tasks import Task
 
 APART = 1000  # seeds between one initialisation, or order of the data, and the next
 _NUMERICS = "fp32, autocast_bf16, autocast_fp16 (with a scaled loss) or bf16_weights"

@@ -28,8 +28,7 @@ from torch.nn import functional
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data import Captioned, Vocabulary
-from numdev.training.task import Purpose, stream
+from numdev.training.data import Captioned, Purpose, Vocabulary, stream
 
 SHAPES = ("circle", "square", "triangle")  # each fits into 1.04 radii around its centre
 SIZES = {"small": (3.0, 3.7), "large": (5.4, 6.2)}

@@ -15,7 +15,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import CallCounts
 from numdev.training.run import Run
 from numdev.training.rung import Numerics
-from numdev.training.task import Batch
+from numdev.training.tasks import Batch
 from numdev.training.watch import FIGURES, Watch
 
 _MOMENTS = {"mean": "exp_avg", "square": "exp_avg_sq", "updates": "step"}  # our names, and those of torch's AdamW
@@ -67,17 +67,12 @@ class LossScale:
 
     A step whose gradients are not finite is skipped and halves the scale; 2,000 clean steps in a row double it. A power of two
     rounds nothing above the subnormals. Everything stays on the device: nothing waits for it, and a CUDA graph can hold it.
-
-    Attributes:
-        scale: the factor, 0-dim FP32.
-        clean: steps since the scale last changed, 0-dim int32.
-        overflow: 1 where the gradients of this step are not finite, else 0; AdamW reads it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.scale = torch.full((), _FIRST_SCALE, device=device)
-        self.clean = torch.zeros((), dtype=torch.int32, device=device)
-        self.overflow = torch.zeros((), device=device)
+        self.clean = torch.zeros((), dtype=torch.int32, device=device)  # steps since the scale last changed
+        self.overflow = torch.zeros((), device=device)  # 1 where the gradients are not finite, else 0; AdamW reads it
 
     def update(self, norm: Float[Tensor, ""]) -> None:
         """Take note of the norm of the unscaled gradients, before the optimizer's step."""
@@ -88,28 +83,23 @@ class LossScale:
 class State:
     """Model, optimizer, scale of the loss, and losses and norms of the steps that were done, all on the device.
 
-    AdamW (Loshchilov & Hutter 2019) with the decay on matrices alone; its moments exist from the start, so that a checkpoint
-    always holds the same tensors. The learning rate is a tensor on the device: a CUDA graph reads what it holds at each replay.
+    AdamW (Loshchilov & Hutter 2019), one launch for all weights, with the decay on matrices alone; its moments exist from the
+    start, so that a checkpoint always holds the same tensors. The learning rate is a tensor on the device: a CUDA graph reads
+    what it holds at each replay.
 
     Attributes:
-        model: see `initial`.
-        parameters: those that are trained, by name.
-        optimizer: fused AdamW, one launch for all weights.
-        scale: of the loss, or None where it is not scaled.
-        rate: the learning rate of the next step, 0-dim.
         losses: of each step.
         norms: of the gradients of each step before clipping; not finite under a scaled loss: the optimizer skipped the step.
         watched: the figures of each step of a rung that is watched.
-        captured: whether steps are replays of a CUDA graph.
-        calls, missed: of attention in the last step, as `CallCounts` counts them.
+        graph: of which steps are replays, or None.
+        seen: calls of attention in the last step that was not a replay.
     """
 
     def __init__(self, run: Run, device: torch.device, seen: CallCounts, watch: Watch | None = None) -> None:
-        self._run, self._device, self._seen, self._watch = run, device, seen, watch
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._run, self._device, self.seen, self._watch = run, device, seen, watch
+        self.graph: torch.cuda.CUDAGraph | None = None
         self._inputs: Batch = {}
         self._outputs: tuple[Tensor, Tensor]
-        self.calls = self.missed = 0
         self.model = initial(run, device)
         self.rate = torch.zeros((), device=device)
         numerics, dtype = run.rung.numerics, torch.float16 if run.rung.numerics is Numerics.FP16 else torch.bfloat16
@@ -165,19 +155,15 @@ class State:
         for name, x in self.tensors().items():
             x.copy_(saved[name])
 
-    @property
-    def captured(self) -> bool:
-        return self._graph is not None
-
     def step(self, number: int, batch: Batch) -> None:
         """Do a step and note its loss and norm."""
         self.rate.fill_(self._run.task.rate_at(number))
-        if self._graph is None:
+        if self.graph is None:
             self._outputs = self.update({name: x.to(self._device) for name, x in batch.items()})
         else:
             for name, x in batch.items():
                 self._inputs[name].copy_(x)
-            self._graph.replay()
+            self.graph.replay()
         self.losses[number], self.norms[number] = self._outputs
         if self._watch is not None:
             self.watched[number] = self._watch.row
@@ -187,7 +173,9 @@ class State:
 
         Loss under the rung's numerics, gradients, their mean over the ranks, their clipping to a norm, AdamW.
         """
-        task, scale, calls, missed = self._run.task, self.scale, self._seen.calls, self._seen.missed
+        task, scale = self._run.task, self.scale
+        self.seen.calls = 0
+        self.seen.elsewhere.clear()
         if self._watch is not None:
             self._watch.begin()
         for x in self.parameters.values():
@@ -195,7 +183,6 @@ class State:
         with self._casting:
             loss = task.loss(self.model, batch).float()
         (loss if scale is None else loss * scale.scale).backward()
-        self.calls, self.missed = self._seen.calls - calls, self._seen.missed - missed
         if self._watch is not None:
             self._watch.end()
         with torch.no_grad():
@@ -244,7 +231,7 @@ class State:
             torch.cuda.synchronize()
             self.restore(before)
             return f"the step cannot be captured: {str(error).strip().splitlines()[0]}"
-        self._graph = graph
+        self.graph = graph
         return ""
 
 

@@ -14,8 +14,7 @@ from PIL import Image
 from numdev.training.data import Folder, Text
 from numdev.training.run import Run
 from numdev.training.rung import Rung
-from numdev.training.task import Batch, Task
-from numdev.training.tasks import Language, TextToImage
+from numdev.training.tasks import Batch, Language, Task, TextToImage
 from tests.training.toy import VANILLA, Toy
 
 SMALL: dict[str, Any] = {"steps": 37, "batch": 4, "warmup": 1, "depth": 1, "width": 16, "heads": 2}  # two groups of 16, and 5

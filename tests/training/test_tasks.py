@@ -12,8 +12,7 @@ from torch import nn
 
 from numdev.errors import BadInput
 from numdev.training.data import NULL, Text
-from numdev.training.task import Task, seeded
-from numdev.training.tasks import Language, TextToImage
+from numdev.training.tasks import Language, Task, TextToImage, seeded
 
 PICTURES = TextToImage(steps=60, warmup=5, batch=8, width=64, depth=1, heads=1, learning_rate=4e-3, sampled=8, euler_steps=2)
 WORDS = Language(steps=30, warmup=5, batch=8, length=32, width=32, depth=1, heads=2, sampled=2)

@@ -24,8 +24,19 @@ from numdev.measurement.runner import Context, Kept, Point, Runner
 from numdev.results.record import Record, Status
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Rung
-from numdev.training.runs import contact_sheet, finished
-from numdev.training.weights import LOSS, METRICS, MODEL, RUN, WEIGHTS, WeightsOverTraining, deviations, shown, weight_deviation
+from numdev.training.weights import (
+    LOSS,
+    METRICS,
+    MODEL,
+    RUN,
+    WEIGHTS,
+    WeightsOverTraining,
+    contact_sheet,
+    deviations,
+    finished,
+    shown,
+    weight_deviation,
+)
 from tests.training.toy import CPU, VANILLA, Toy
 
 REFERENCE = Rung(VANILLA, Numerics.FP32)

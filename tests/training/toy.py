@@ -16,7 +16,7 @@ from numdev.training.loop import train
 from numdev.training.run import Run
 from numdev.training.run_files import Trained
 from numdev.training.rung import Numerics, Rung
-from numdev.training.task import Batch, Samples, Task
+from numdev.training.tasks import Batch, Samples, Task
 
 CPU = torch.device("cpu")
 VANILLA = VanillaBackward(FP32)

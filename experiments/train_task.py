@@ -39,7 +39,7 @@ def main() -> None:
     print("untrained: held-out loss", f"{held_out_loss(task, model, options.device):.4f}", "score", before.score)
     train(task, model, options.device)
     after = task.samples(model, 0)
-    print("trained: score", after.score, *after.text[:2])
+    print("trained: score", after.score)
     if options.sheet and after.pictures is not None:
         sheet(after.pictures[:64]).save(options.sheet)
 

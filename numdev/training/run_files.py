@@ -99,8 +99,6 @@ class Trained:
     untrained_loss: float | None = None
     held_out_loss: float | None = None
     score: float | None = None
-    captions: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
     pictures: bool = False
 
     @staticmethod

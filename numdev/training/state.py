@@ -183,8 +183,6 @@ class State:
         with self._casting:
             loss = task.loss(self.model, batch).float()
         (loss if scale is None else loss * scale.scale).backward()
-        if self._watch is not None:
-            self._watch.end()
         with torch.no_grad():
             gradients, loss = list(self.gradients().values()), loss.detach()
             if scale is not None:

@@ -24,15 +24,13 @@ Batch = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Samples:
-    """The work of a trained model on held-out captions or beginnings: pictures [captions, 3, height, width] in [-1, 1], or text.
+    """The work of a trained model on held-out data: maybe pictures [captions, 3, height, width] in [-1, 1].
 
     `score` is the share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure.
     """
 
     score: float
-    captions: tuple[str, ...]
     pictures: Tensor | None = None
-    text: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,7 +198,7 @@ class TextToImage(Task):
 
         with torch.no_grad():
             made = flowed(predicted, noise, self.euler_steps).clamp(-1, 1).float().cpu()
-        return Samples(self.data.score(made, captioned.captions), captioned.captions, made)
+        return Samples(self.data.score(made, captioned.captions), made)
 
     def _batch(self, pictures: Tensor, tokens: Tensor, step: int, seed: int) -> Batch:
         time = stream(Purpose.TIMES, seed, step).random(len(pictures), dtype="float32")
@@ -220,11 +218,10 @@ class Language(Task):
     depth: int = setting(4, "blocks of the model")
     heads: int = setting(4, "heads of attention; width / heads is head_dim")
     qk_norm: bool = setting(True, "normalise q and k of each head by their root mean square")
-    sampled: int = setting(8, "held-out beginnings that the model continues")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_at_least_one("length", "width", "depth", "heads", "sampled")
+        self.check_at_least_one("length", "width", "depth", "heads")
         if self.width % self.heads:
             raise BadInput("task.width", self.width, f"use a multiple of task.heads, {self.heads}")
         self.data.ready(self.length + 1)
@@ -242,23 +239,8 @@ class Language(Task):
         return next_token_loss(model, batch["tokens"])
 
     def samples(self, model: nn.Module, seed: int) -> Samples:
-        """Continuations of held-out beginnings, a half of `length` long; score: share of held-out bytes that are predicted."""
-        device = next(model.parameters()).device
-        tokens = self.held_out()["tokens"].to(device)
-        half = self.length // 2
-        draws = torch.from_numpy(stream(Purpose.SAMPLES, seed, 0).random((self.length - half, self.sampled)))
+        """No text is kept; the score is the share of held-out bytes that are predicted."""
+        tokens = self.held_out()["tokens"].to(next(model.parameters()).device)
         with torch.no_grad():
             right = model(tokens[:, :-1]).argmax(dim=-1) == tokens[:, 1:]
-            made = self.data.held_out(self.sampled, self.length).to(device)
-            for place, draw in enumerate(draws.to(device), start=half):
-                made[:, place] = _drawn(model(made)[:, place - 1], draw)
-        texts = [bytes(row).decode("utf-8", errors="replace") for row in made.cpu().tolist()]
-        return Samples(
-            right.double().mean().item(), tuple(text[:half] for text in texts), text=tuple(text[half:] for text in texts)
-        )
-
-
-def _drawn(logits: Tensor, draw: Tensor) -> Tensor:
-    """One token for each row of logits: where the distribution function passes a number drawn from [0, 1)."""
-    passed = logits.double().softmax(dim=-1).cumsum(dim=-1) <= draw[:, None]
-    return passed.sum(dim=-1).clamp(max=logits.shape[-1] - 1)
+        return Samples(right.double().mean().item())

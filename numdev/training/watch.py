@@ -37,14 +37,10 @@ _SUMS = ("logit", "tied", "rows", "deviation", "error", "out", "biased", "delta"
 class Watch:
     """The figures of one step, on the device: nothing waits for it, and a CUDA graph can hold it.
 
-    A step begins, the calls of attention add what they find in forward and backward pass, and it ends.
-
-    Attributes:
-        row: the figures of the last step, in the order of `FIGURES`; NaN for one of which there was nothing.
+    A step begins, and the calls of attention add what they find in forward and backward pass.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.row: Float[Tensor, " figures"] = torch.full((len(FIGURES),), torch.nan, dtype=torch.float64, device=device)
         self._sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
         self._of = dict(zip(_SUMS, self._sums.unbind(), strict=True))
 
@@ -52,11 +48,12 @@ class Watch:
         """Forget the step before."""
         self._sums.zero_()
 
-    def end(self) -> None:
-        """Turn sums into figures."""
+    @property
+    def row(self) -> Float[Tensor, " figures"]:
+        """The figures of the step so far, in the order of `FIGURES`; NaN for one of which there was nothing."""
         of = self._of
         relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
-        self.row.copy_(torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt())))
+        return torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()))
 
     def largest(self, name: str, x: Tensor) -> None:
         """Note the largest |x|."""

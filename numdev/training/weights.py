@@ -307,7 +307,7 @@ def judge(run: Run, trained: Trained, device: torch.device) -> None:
         batch = {name: x.to(device) for name, x in run.task.held_out().items()}
         trained.untrained_loss, trained.held_out_loss = (float(run.task.loss(model, batch)) for model in (untrained, last))
         samples = run.task.samples(last, run.replicate)
-    trained.score, trained.captions, trained.text = samples.score, samples.captions, samples.text
+    trained.score = samples.score
     if samples.pictures is not None:
         write_atomically(trained.folder / SAMPLES, contact_sheet(samples.pictures))
         trained.pictures = True

@@ -50,7 +50,6 @@ def test_a_task_trains_on_it_and_other_pictures_under_its_name_are_told_apart(fo
     assert task.batch_of(3, 0)["tokens"].shape == (4, 4)
     samples = task.samples(task.model(0), 0)
     assert samples.score != samples.score  # there is no measure of what it shows
-    assert len(samples.captions) == 2
     assert torch.isfinite(task.loss(task.model(0), task.held_out()))
     before = describe(task.data)
     Image.new("RGB", (40, 24), (1, 2, 3)).save(folder / "A picture, number 5" / "0.png")

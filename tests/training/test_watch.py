@@ -49,7 +49,6 @@ def figures(variant: Any, inputs: Inputs, mask: Mask = ALL, scale: float | None 
     watch.begin()
     out = Watched(variant, watch).attend(q, k, v, mask, scale)
     out.backward(do)
-    watch.end()
     return dict(zip(FIGURES, watch.row.tolist(), strict=True)), out.detach(), [x.grad for x in leaves[:3]]
 
 
@@ -154,8 +153,7 @@ class TestFigures:
             for factor in (1.0, 2.0):
                 x = q.clone().requires_grad_()
                 Watched(INSIDE, watch).attend(x, factor * k, v, Mask()).backward(do)
-            watch.end()
-        both = dict(zip(FIGURES, watch.row.tolist(), strict=True))
+                both = dict(zip(FIGURES, watch.row.tolist(), strict=True))
         assert both["largest_logit"] == 2 * one["largest_logit"]
         assert both["deviation"] >= one["deviation"]
         assert 0 < both["relative_deviation"] < 1

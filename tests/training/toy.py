@@ -76,7 +76,7 @@ class Toy(Task):
         return self.batch_of(10**6, 0)
 
     def samples(self, model: nn.Module, seed: int) -> Samples:
-        return Samples(0.0, ())
+        return Samples(0.0)
 
 
 def toy(steps: int = 12, numerics: Numerics = Numerics.FP32, task: Toy | None = None, **rung: Any) -> Run:

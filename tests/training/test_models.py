@@ -23,12 +23,15 @@ def inputs(count: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(count, 3, 8, 8), torch.rand(count), torch.randint(0, 10, (count, 4))
 
 
-def test_the_picture_starts_at_zero_and_each_block_as_the_identity() -> None:
+def test_the_picture_starts_at_zero_each_block_as_the_identity_and_every_weight_gets_a_gradient_later() -> None:
     start = model(zero=True)
     assert not start(*inputs()).any()
     x = torch.randn(3, 16, 32)
     for block in start.blocks:
         assert torch.equal(block(x, torch.randn(3, 4, 64), torch.randn(3, 32)), x)
+    made = model()
+    made(*inputs()).square().sum().backward()
+    assert not [name for name, parameter in made.named_parameters() if parameter.grad is None or not parameter.grad.any()]
 
 
 def test_patches_come_back_to_their_places() -> None:
@@ -48,12 +51,6 @@ def test_the_picture_depends_on_picture_time_and_caption_of_its_own_row_alone(ch
     torch.testing.assert_close(one[1:], other[1:])
 
 
-def test_every_weight_gets_a_gradient_once_it_has_left_its_start() -> None:
-    made = model()
-    made(*inputs()).square().sum().backward()
-    assert not [name for name, parameter in made.named_parameters() if parameter.grad is None or not parameter.grad.any()]
-
-
 @pytest.mark.parametrize("qk_norm", [True, False])
 def test_under_bf16_the_picture_is_fp32_and_close(qk_norm: bool) -> None:
     made, given = model(qk_norm=qk_norm), inputs()
@@ -64,23 +61,6 @@ def test_under_bf16_the_picture_is_fp32_and_close(qk_norm: bool) -> None:
         assert picture.dtype == torch.float32
         # A few dozen roundings of 2^-9 one behind the other, relative to the largest pixel.
         assert (picture - exact).abs().max() < 32 * 2**-9 * exact.abs().max()
-
-
-def test_attention_is_looked_up_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[torch.Size, torch.Size, torch.dtype]] = []
-    original = nn.functional.scaled_dot_product_attention
-
-    def counted(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool) -> Tensor:
-        assert q.dtype == k.dtype == v.dtype
-        calls.append((q.shape, k.shape, q.dtype))
-        return original(q, k, v, is_causal=is_causal)
-
-    made = model()
-    monkeypatch.setattr(nn.functional, "scaled_dot_product_attention", counted)
-    with torch.autocast("cpu", torch.bfloat16):
-        made(*inputs())
-    across, words = torch.Size((3, 2, 16, 16)), torch.Size((3, 2, 4, 16))
-    assert calls == [(across, across, torch.bfloat16), (across, words, torch.bfloat16)] * 2
 
 
 def test_qk_norm_bounds_the_logits() -> None:

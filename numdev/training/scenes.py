@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,8 @@ COLOURS = {
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 """Where the first thing stands, seen from the second: a step to the right and one down."""
 _CONVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+VOCABULARY = Vocabulary(("a", *SIZES, *COLOURS, *SHAPES, *dict.fromkeys(" ".join(RELATIONS).split())), 16)
+"""All words of the grammar; the longest caption has 10 words, padded to 16 tokens, a multiple of what tensor cores take."""
 
 
 class Thing(NamedTuple):
@@ -94,20 +97,9 @@ def scenes() -> dict[str, Scene]:
     return {scene.caption: scene for scene in every}
 
 
-@lru_cache(maxsize=1)
-def vocabulary() -> Vocabulary:
-    """All words of the grammar; the longest caption has 10 words, padded to 16 tokens, a multiple of what tensor cores take."""
-    relations = dict.fromkeys(word for relation in RELATIONS for word in relation.split())
-    return Vocabulary(("a", *SIZES, *COLOURS, *SHAPES, *relations), 16)
-
-
 @dataclass(frozen=True)
 class Scenes:
-    """Rendered scenes without end.
-
-    Raises:
-        BadInput: `spread` is no share.
-    """
+    """Rendered scenes without end."""
 
     spread: float = setting(0.2, "how much places and sizes vary, from 0 to 1")
 
@@ -117,7 +109,7 @@ class Scenes:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return vocabulary()
+        return VOCABULARY
 
     def ready(self, picture: int) -> None:
         _table()
@@ -153,37 +145,25 @@ def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0,
     return Captioned(pictures, table.tokens[torch.from_numpy(numbers)], tuple(table.captions[number] for number in numbers))
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Facts of scenes and things, as arrays by number."""
-
-    captions: tuple[str, ...]
-    tokens: Int[Tensor, "scenes length"]
-    held_out: np.ndarray
-    pairs: np.ndarray
-    things: np.ndarray
-    away: np.ndarray
-    shapes: np.ndarray
-    colours: np.ndarray
-    radii: np.ndarray
-
-
 @lru_cache(maxsize=1)
-def _table() -> _Table:
+def _table() -> SimpleNamespace:
+    """Facts of scenes by number, as arrays; `things` are places in THINGS, -1 where there is none, `away` is (right, down)."""
     place, every = {thing: number for number, thing in enumerate(THINGS)}, list(scenes().values())
     things = np.array([[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in every])
     away = np.array([RELATIONS.get(scene.relation, (0, 0)) for scene in every])
-    return _Table(
+    return SimpleNamespace(
         captions=tuple(scenes()),
-        tokens=vocabulary().encode(scenes()),
+        tokens=VOCABULARY.encode(scenes()),
         held_out=np.array([scene.is_held_out for scene in every]),
         pairs=things[:, 1] >= 0,
         things=things,
         away=np.stack([away, -away], axis=1).astype(np.float32),
-        shapes=np.array([SHAPES.index(thing.shape) for thing in THINGS]),
-        colours=np.array([COLOURS[thing.colour] for thing in THINGS], dtype=np.float32),
-        radii=np.array([SIZES[thing.size] for thing in THINGS], dtype=np.float32),
     )
+
+
+_SHAPE = np.array([SHAPES.index(thing.shape) for thing in THINGS])  # of things by number, as are the others
+_COLOUR = np.array([COLOURS[thing.colour] for thing in THINGS], dtype=np.float32)
+_RADIUS = np.array([SIZES[thing.size] for thing in THINGS], dtype=np.float32)
 
 
 def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: int) -> Float32[Tensor, "count 3 height width"]:
@@ -193,16 +173,15 @@ def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: 
     one stands up to 3 pixels beside the middle. They never overlap and none is cut by the frame.
     """
     table = _table()
-    scale, rows = picture / 32, table.things[numbers]  # [count, 2]: places in THINGS, -1 where there is none
+    scale, rows, away = picture / 32, table.things[numbers], table.away[numbers]  # [count, 2], [count, 2, (right, down)]
     moved = jitter.reshape(-1, 2, 3) * 2 - 1
-    away = table.away[numbers]  # [count, 2 things, (right, down)]: -1, 0, 1
     spread = np.where(away.any(axis=(1, 2))[:, None, None], np.where(away != 0, 0.75, 2.5), 3.0)
     centres = (16 + 8 * away + spread * moved[:, :, :2]) * scale
-    low, high = np.moveaxis(table.radii[rows], -1, 0)
+    low, high = np.moveaxis(_RADIUS[rows], -1, 0)
     radii = (low + (high - low) * jitter.reshape(-1, 2, 3)[:, :, 2]) * scale
     radii = np.where(rows >= 0, radii, np.nan).astype(np.float32)
-    covered = render(table.shapes[rows], centres.astype(np.float32), radii, picture)
-    colours = table.colours[rows].transpose(0, 2, 1)  # [count, 3, 2]
+    covered = render(_SHAPE[rows], centres.astype(np.float32), radii, picture)
+    colours = _COLOUR[rows].transpose(0, 2, 1)  # [count, 3, 2]
     # No pixel is covered by both things, so a sum has one term that is not 0: exact in any order.
     pictures = torch.bmm(torch.from_numpy(np.ascontiguousarray(colours)), torch.from_numpy(covered).flatten(2))
     return pictures.unflatten(2, (picture, picture))

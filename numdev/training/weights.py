@@ -287,17 +287,15 @@ def finished(run: Run, title: str, folder: Path, context: Context) -> Trained:
         raise BadInput("results", str(folder), f"no run can be kept there ({error.strerror})") from None
     lock = FileLock(own / ".lock", mode=0o666)  # the operating system releases it when a process is killed
     try:
-        lock.acquire(blocking=False)
+        held = lock.acquire(blocking=False)
     except Timeout:
         report(0, run.task.steps, "waits for another process, which trains it")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         trained = train(run, own, context.device, report)
         if trained.held_out_loss is None:
             judge(run, trained, context.device)
         return trained
-    finally:
-        lock.release()
 
 
 def judge(run: Run, trained: Trained, device: torch.device) -> None:

@@ -6,7 +6,6 @@ import _thread
 import subprocess
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP32
-from numdev.attention.differentiable import differentiable
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision
@@ -97,25 +95,20 @@ def test_modules_of_torch(x: Tensor, train: bool, masked: str) -> None:
     close(model.train(train), x, calls=2, src_key_padding_mask=padding, mask=causal)
 
 
-@pytest.mark.parametrize("attention", [None, kept_by_name, torch.ops.aten.scaled_dot_product_attention])
-def test_calls_by_other_names(x: Tensor, attention: Callable[..., Tensor] | None) -> None:
-    """A name bound before is exchanged too; an operator below the function is not, and is counted."""
-    model = Projected(attention)
-    if attention in (None, kept_by_name):
-        close(model, x, is_causal=True)
-        return
+def test_calls_by_other_names(x: Tensor) -> None:
+    """A name bound before is exchanged too; an operator below the function, and weights that are asked for, are counted."""
+    for attention in (None, kept_by_name):
+        close(Projected(attention), x, is_causal=True)
+
+    def elsewhere() -> None:
+        Projected(torch.ops.aten.scaled_dot_product_attention)(x)
+        nn.MultiheadAttention(**TINY)(x, x, x)
+
     with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
-        model(x)
-    assert seen.elsewhere == {"aten.scaled_dot_product_attention": 1}
+        elsewhere()
+    assert seen.elsewhere == {"aten.scaled_dot_product_attention": 1, "nn.MultiheadAttention with need_weights=True": 1}
     with pytest.raises(Unsupported, match="^model: it called"):
         seen.require()
-
-
-def test_weights_of_multihead_attention_are_computed_elsewhere(x: Tensor) -> None:
-    with nd.attend(EXACT) as seen:
-        nn.MultiheadAttention(**TINY)(x, x, x)
-        Projected()(x)
-    assert (seen.calls, seen.elsewhere) == (1, {"nn.MultiheadAttention with need_weights=True": 1})
 
 
 class Block(nn.Module):
@@ -184,17 +177,11 @@ def test_shadow_capture_and_layers_that_compute_again_name_it_too(x: Tensor, tmp
     assert (seen.calls, seen.missed) == (2, 3)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dim"),
-    [((4, 4), -1), ((2, 5, 7), -1), ((2, 3, 5, 5), 1), ((2, 3, 5, 1), -1)],
-    ids=["classes", "classes of tokens", "channels", "one key"],
-)
-def test_another_softmax_is_no_attention(shape: tuple[int, ...], dim: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with nd.attend(EXACT) as seen:
-            torch.randn(shape).softmax(dim)
-            functional.log_softmax(torch.randn(2, 3, 5, 5), -1)
+def test_another_softmax_is_no_attention() -> None:
+    """Of classes, classes of tokens, channels, and over one key."""
+    others = [((4, 4), -1), ((2, 5, 7), -1), ((2, 3, 5, 5), 1), ((2, 3, 5, 1), -1)]
+    with pytest.warns(UserWarning, match="no call of"), nd.attend(EXACT) as seen:
+        _ = [torch.randn(shape).softmax(dim) for shape, dim in others], functional.log_softmax(torch.randn(2, 3, 5, 5), -1)
     assert not seen.elsewhere
 
 
@@ -224,18 +211,6 @@ def test_every_implementation_computes_both_passes(x: Tensor, variant: Variant, 
     assert float((found["project.weight"] - slope).norm() / slope.norm()) < 12 * 2**-9
     if dtype is not torch.bfloat16:
         assert not torch.equal(got, expected), "it is torch's own"
-
-
-def test_it_is_the_function_itself(x: Tensor) -> None:
-    """Bit for bit what `differentiable` computes, which has tests of its own."""
-    q, k, v = (torch.randn(2, 4, 6, 4, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(3))
-    expected = differentiable(q, k, v, KERNEL, TILED, nd.Mask(causal=True), 0.3)
-    slopes = torch.autograd.grad(expected, (q, k, v), torch.ones_like(expected))
-    with nd.attend(TILED):
-        got = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3)
-        found = torch.autograd.grad(got, (q, k, v), torch.ones_like(got))
-    assert torch.equal(got, expected)
-    assert all(torch.equal(a, b) for a, b in zip(found, slopes, strict=True))
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3), (2, 1, 3)])

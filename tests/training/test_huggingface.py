@@ -81,14 +81,6 @@ def test_transformers(make: Any, padded: bool) -> None:
         assert not torch.allclose(run(make(), padded=False), expected[0], rtol=1e-5, atol=1e-5), "padding changes nothing"
 
 
-def test_an_eager_model_is_told_apart() -> None:
-    with pytest.warns(UserWarning, match="no call of scaled_dot_product_attention"), nd.attend(EXACT) as seen:
-        bert("eager")(input_ids=TOKENS)
-    assert list(seen.elsewhere) == [f"matrix products in encoder.layer.{n}.attention.self" for n in (0, 1)]
-    with pytest.raises(Unsupported, match="attn_implementation='sdpa'"):
-        seen.require()
-
-
 def test_arguments_of_transformers_that_are_not_read_are_refused() -> None:
     transformers()
     with pytest.raises(BadInput, match="^name: 'sdpa'"):
@@ -138,16 +130,3 @@ def test_timm(pooling: str) -> None:
     model = timm.VisionTransformer(**sizes, global_pool=pooling, qk_norm=True).double()
     pictures = torch.randn(2, 3, 16, 16).double()
     exchanged(model, lambda model: model(pictures), calls=2 if pooling == "token" else 3)
-
-
-def test_blocks_of_timm_that_multiply_matrices_are_named() -> None:
-    timm = pytest.importorskip("timm.models.vision_transformer")
-    model = timm.VisionTransformer(img_size=16, patch_size=8, embed_dim=16, depth=4, num_heads=4)
-    for block in model.blocks[1:]:
-        block.attn.fused_attn = False
-    with pytest.warns(UserWarning, match="was not exchanged"), nd.attend(EXACT) as seen:
-        model(torch.randn(2, 3, 16, 16))
-    assert seen.calls == 1
-    assert seen.elsewhere == {f"matrix products in blocks.{n}.attn": 1 for n in (1, 2, 3)}
-    with pytest.raises(Unsupported, match=r"blocks\.3\.attn"):
-        seen.require()

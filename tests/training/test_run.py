@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
     for number in range(13):  # a run of 37 steps of 4 ends within a pass
         (tmp_path / f"picture {number}").mkdir()
         Image.new("RGB", (8, 8), (10 * number, 0, 255)).save(tmp_path / f"picture {number}" / "0.png")
-    makes = {
+    makes: dict[str, Callable[[], Task]] = {
         "toy": lambda: Toy(37, 4),
         "scenes": lambda: TextToImage(picture=8, **SMALL),
         "imagefolder": lambda: TextToImage(Folder(str(tmp_path)), picture=8, **SMALL),

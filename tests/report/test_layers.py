@@ -30,10 +30,6 @@ def test_a_folder_imports_only_those_before_it(folder: str) -> None:
     assert imported(folder) <= set(LAYERS[: LAYERS.index(folder) + 1])
 
 
-def test_every_folder_has_its_place() -> None:
-    assert {path.parent.name for path in REPORT.glob("*/*.py")} == set(LAYERS) - {"statistics", "comparison"}
-
-
 OF_AN_OPERATION = re.compile(
     r"attention|softmax|\btiled\b|triton|vanilla|problem\.(shape|source)|precision\.|tiling\.", re.IGNORECASE
 )

@@ -29,6 +29,7 @@ _HIGHEST = 370.0  # points that the findings leave on the first page
 _MOST_FINDINGS = 3
 _ALL_FAILURES = "in points.csv and unsupported.csv"
 _ABREAST = 3  # environments that one table has beside one another
+_TONES = {"partly": "partly", "not ": "no", "undecided": "open"}  # by the start of a verdict: the class of its badge
 _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 
@@ -87,12 +88,13 @@ def context(parts: Sequence[Part], markup: Markup) -> dict[str, Any]:
     own = [words for words in map(WORDS.get, operations) if words]
     words = words_for(parts[0].results)
     judged = [_claim(claim, markup) for claim in claims]
+    subtitle, summary = _first_words(wholes, claims)
     return {
         "title": words.title,
-        "subtitle": _subtitle(wholes),
+        "subtitle": subtitle,
         "bad": markup.escaped(" ".join(filter(None, map(bad_outputs, wholes)))),
         "highlights": _findings(parts, markup),
-        "summary": markup.escaped(_summary(wholes, claims)),
+        "summary": markup.escaped(summary),
         "reading": markup.escaped(note(claims)),
         "judged": judged,
         "claims": _merged(judged),
@@ -124,34 +126,25 @@ def points_of(wholes: Sequence[Results]) -> int:
     return sum(whole.points["key"].nunique() for whole in wholes)
 
 
-def _devices(wholes: Sequence[Results]) -> str:
-    every = [environment for whole in wholes for environment in whole.environments]
-    return " and ".join(dict.fromkeys(one["processor"] if one["device"] == "cpu" else one["device"] for one in every))
-
-
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _subtitle(wholes: Sequence[Results]) -> str:
-    """The version, the number of points and the devices."""
-    versions = dict.fromkeys(environment["numdev"] for whole in wholes for environment in whole.environments)
-    count = points_of(wholes)
-    return f"numdev {', '.join(versions)}: {count} point{'s' * (count != 1)} on {_devices(wholes)}"
-
-
-def _summary(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> str:
-    """How much was measured where, and how many claims have which verdict."""
-    count = points_of(wholes)
-    head = f"{count} point{'s were' if count != 1 else ' was'} measured on {_devices(wholes)}."
+def _first_words(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> tuple[str, str]:
+    """The subtitle, and the summary: how much was measured where by which version, and how many claims have which verdict."""
+    environments = [environment for whole in wholes for environment in whole.environments]
+    devices = " and ".join(dict.fromkeys(one["processor" if one["device"] == "cpu" else "device"] for one in environments))
+    count, versions = points_of(wholes), ", ".join(dict.fromkeys(one["numdev"] for one in environments))
+    subtitle = f"numdev {versions}: {count} point{'s' * (count != 1)} on {devices}"
+    head = f"{count} point{'s were' if count != 1 else ' was'} measured on {devices}."
     if not claims:
-        return head
+        return subtitle, head
     claims = list({(result.claim.text, result.word): result for result in claims}.values())  # one that two studies judge alike
     counted = Counter(result.word for result in claims)
-    words = [f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()]
+    words = _listed([f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()])
     same = sum(result.everywhere for result in claims)
-    verdicts = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {_listed(words)};"
-    return f"{head} {verdicts} {same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
+    verdicts = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {words};"
+    return subtitle, f"{head} {verdicts} {same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
 
 
 def _findings(parts: Sequence[Part], markup: Markup) -> list[dict[str, str]]:
@@ -168,18 +161,18 @@ def _findings(parts: Sequence[Part], markup: Markup) -> list[dict[str, str]]:
 def _findings_of(part: Part) -> Iterator[tuple[str, str]]:
     """Heading and sentence of each finding: by the operation's templates, or else the claims."""
     first = {one.claim.name: one for one in reversed(part.claims)}
-    declared = words_for(part.results).findings
-    told = [(heading, sentence) for name, (heading, text) in declared.items() if (sentence := _told(first.get(name), text))]
-    yield from told
-    for result in part.claims if not told else ():
+    declared = {
+        heading: _filled(first[name], text) for name, (heading, text) in words_for(part.results).findings.items() if name in first
+    }
+    known = [(heading, sentence) for heading, sentence in declared.items() if sentence]
+    yield from known
+    for result in part.claims if not known else ():
         figure = f"{result.main.title}: {result.findings[result.main].figure}"
         yield result.claim.text, f"{result.brief[0].upper()}{result.brief[1:]}. {figure}."
 
 
-def _told(result: ClaimResult | None, text: str) -> str:
+def _filled(result: ClaimResult, text: str) -> str:
     """A template with figures of a claim: `{main}` of its main scenario, else of the first with such words in its title."""
-    if result is None:
-        return ""
     figures = {}
     for key in (key for _, key, _, _ in Formatter().parse(text) if key):
         scenario = next((one for one in result.findings if key == "main" or key in one.title), None)
@@ -214,17 +207,11 @@ def _claim(result: ClaimResult, markup: Markup) -> dict[str, Any]:
         "study": result.study,
         "word": result.word,
         "brief": result.brief,
-        "tone": _tone(result.word),
+        "tone": next((tone for start, tone in _TONES.items() if result.word.startswith(start)), "yes"),
         "verdict": plain(f"{result.claim.text}: {result.brief}."),
         "findings": findings,
         "elsewhere": ", ".join(f"{verdict} in {count}" for verdict, count in rest.items()),
     }
-
-
-def _tone(word: str) -> str:
-    """The class of a verdict's badge: its colour, beside the word."""
-    starts = {"partly": "partly", "not ": "no", "undecided": "open"}
-    return next((tone for start, tone in starts.items() if word.startswith(start)), "yes")
 
 
 def _merged(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -247,6 +234,7 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
     """A study: its words, figures, findings and tables; the words of a study that has no chapter here are plain text."""
     results, study = part.results, chapter.study
     own = [result for result in part.claims if result.study == study]
+    sources = (_FIGURE.match(result.claim.source) for result in own if not result.claim.is_ours)  # what the section makes again
     by_claim = chapter.by_claim or len(own) > 1
     text = markup.chapter if is_named else markup.plain
     rows = results.study(study) if own else pd.DataFrame()
@@ -261,7 +249,7 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
     return {
         "study": study,
         "title": chapter.title,
-        "source": _source(own),
+        "source": next((match[1] for match in sources if match), ""),
         "question": text(chapter.question),
         "measured": text(chapter.measured),
         "paper": text(chapter.paper),
@@ -274,12 +262,6 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
         "verdict": "" if by_claim else " ".join(claim["verdict"] for claim in claims),
         "command": command(results, study),
     }
-
-
-def _source(own: Sequence[ClaimResult]) -> str:
-    """The figure of Golden et al. that a section makes again, by the claims that it serves; empty for a question of ours."""
-    matches = (_FIGURE.match(result.claim.source) for result in own if not result.claim.is_ours)
-    return next((match[1] for match in matches if match), "")
 
 
 def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
@@ -323,23 +305,21 @@ def _headline(sections: Sequence[Mapping[str, Any]], names: Sequence[str]) -> di
 def command(results: Results, study: str) -> str:
     """The command that measures a study again on the same kind of device; none of a kind that no command measures."""
     manifest = results.manifests[study]
-    if is_own([manifest]) and not manifest.get("command"):
-        return ""
+    line = manifest.get("command") or ("" if is_own([manifest]) else f"numdev measure study={study}")
+    if not line or "device=" in line:
+        return line
     numbers = results.points["environment"][results.points["study"] == study].unique().tolist()
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
-    line = manifest.get("command") or f"numdev measure study={study}"
-    device = "".join(f" device={name}" for name in sorted(devices) if "device=" not in line)
+    device = "".join(f" device={name}" for name in sorted(devices))
     return " && ".join(f"{each}{device}" for each in line.split(" && "))
 
 
 def _compiled_code(wholes: Sequence[Results]) -> str:
     """How many points ran by compiled code of numdev, as plain text; empty where none did."""
-    known = [whole.points.drop_duplicates("key") for whole in wholes if "kernel" in whole.points]
-    counted = points_by_kernel(kernel for points in known for kernel in points["kernel"].fillna(""))
-    if not counted:
-        return ""
+    known = (whole.points.drop_duplicates("key").get("kernel", pd.Series()) for whole in wholes)
+    counted = points_by_kernel(kernel for kernels in known for kernel in kernels.fillna(""))
     ran = _listed([f"{count} ran by {kernel}" for kernel, count in counted.items()])
-    return f"Of {points_of(wholes)} points {ran}, as the column kernel of the tables says."
+    return f"Of {points_of(wholes)} points {ran}, as the column kernel of the tables says." if counted else ""
 
 
 def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:

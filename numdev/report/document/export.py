@@ -25,6 +25,7 @@ from numdev.report.studies.speed import crossovers, frame, of_attention
 from numdev.results.files import write_atomically
 from numdev.results.record import Column, summary
 
+TEMPLATES = Path(__file__).resolve().parent / "templates"
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
 _COMPARED = ["subject", "output", "reference"]
 _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
@@ -222,23 +223,11 @@ def claim_table(claims: Sequence[ClaimResult]) -> pd.DataFrame:
 
 def claims_markdown(claims: Sequence[ClaimResult]) -> str:
     """The claims as Markdown: a table of all, then each with its scenarios."""
-    lines = ["# Claims", "", note(claims), "", "| claim | source | measured | verdict |", "|---|---|---|---|"]
-    for result in claims:
-        figure = f"{result.main.title}: {result.findings[result.main].figure}"
-        lines.append(_row(result.claim.text, result.claim.source, figure, result.brief))
-    for result in claims:
-        overall = f"{result.overall[0].upper()}{result.overall[1:]}"
-        lines += ["", f"## {result.claim.text}", "", f"{result.claim.source}. Study `{result.study}`. **{overall}.**"]
-        lines += ["", "| scenario | verdict | found | generalises |", "|---|---|---|---|"]
-        for scenario, finding in result.findings.items():
-            role = ROLES[scenario.role]
-            title = f"{scenario.title} ({role})" if role else scenario.title
-            lines.append(_row(title, finding.told, finding.sentence, finding.over))
-    return "\n".join(lines) + "\n"
+    from jinja2 import Environment, FileSystemLoader  # late: tables need no templates
 
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    templates.filters["cell"] = lambda text: text.replace("|", "\\|")
+    return templates.get_template("claims.md").render(claims=claims, note=note(claims), roles=ROLES)
 
 
 def environments(results: Results) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -131,7 +131,9 @@ def _of_study(results: Results, study: str, claims: Sequence[ClaimResult], home:
             notes.append(f"{study}: {picture}")
             continue
         file, title = (study, manifest["title"]) if name == names[0] else (f"{study}_{name}", picture.plot.title)
-        pictures[file] = replace(picture, title=title or manifest["title"], findings=tuple(_findings(claims, study, name)))
+        shown = (own.findings for own in claims if own.study == study and own.claim.figure == name)
+        findings = tuple(f"{scenario.title}: {finding.figure}." for own in shown for scenario, finding in own.items())
+        pictures[file] = replace(picture, title=title or manifest["title"], findings=findings)
     return pictures
 
 
@@ -143,38 +145,30 @@ def _names(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*first, *of_claims, *manifest.get("more", ())])) or [default]
 
 
-def _findings(claims: Sequence[ClaimResult], study: str, figure: str) -> Iterator[str]:
-    """The findings that a figure shows, for its description."""
-    for result in claims:
-        if result.study == study and result.claim.figure == figure:
-            yield from (f"{scenario.title}: {finding.figure}." for scenario, finding in result.findings.items())
-
-
 def _picture(results: Results, study: str, name: str, home: Path) -> Picture | str:
     """A figure of a study, the usual one where `name` is empty; or a note on why it is not drawn."""
     plots = FIGURES | plots_of(results.manifests[study])
     if name and name not in plots:
         return f"there is no figure {name}; there are {', '.join(plots)}"
     try:
-        picture = _named(results, study, plots[name], home) if name else usual(results, study)
+        picture = (
+            Picture(plots[name], results.study(study, plots[name].table), about=plots[name].alt)
+            if name
+            else usual(results, study)
+        )
     except BadInput as error:
         return f"its figure is not drawn: {error}"
     plot, rows = picture.plot, picture.rows
     if rows.empty:
         return f"nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn"
-    if plot.files and (rows[list(plot.files)] == "").all(axis=None):
+    if plot.files and (rows.reindex(columns=list(plot.files)).fillna("") == "").all(axis=None):
         return f"no record names a file for figure {name}"
     if lacking := plot.lacks(rows):
         return f"figure {name} needs points with the labels {', '.join(lacking)}"
-    return picture
-
-
-def _named(results: Results, study: str, plot: Plot, home: Path) -> Picture:
-    """A figure of numdev, its rows with the paths of files as they can be opened."""
-    rows = results.study(study, plot.table)
-    columns = [column for column in plot.files if column in rows]
-    paths = {column: [str(home / name) if name else "" for name in rows[column].fillna("")] for column in columns}
-    return Picture(plot, rows.assign(**paths), about=plot.alt)
+    opened = {
+        column: [str(home / file) if file else "" for file in rows[column].fillna("")] for column in plot.files if column in rows
+    }
+    return replace(picture, rows=rows.assign(**opened))
 
 
 def usual(results: Results, study: str) -> Picture:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,12 @@ from rich.console import Console
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
-from numdev.report.claims.verdicts import ClaimResult, judge, unknown
+from numdev.report.claims.verdicts import judge, unknown
 from numdev.report.document.context import Part
 from numdev.report.document.export import claims_markdown, write_tables
 from numdev.report.document.figures import figure_of, write_figures
 from numdev.report.document.tables import bad_outputs, claims_table, failures, printed, worst_table
-from numdev.report.reading.frames import SPEED, TRAINING, Results, Rows, load
-from numdev.report.reading.tidy import tidy
+from numdev.report.reading.frames import SPEED, TRAINING, Results, load
 from numdev.report.studies.registry import claims_of
 from numdev.report.studies.speed import TABLES, frame, of_attention
 from numdev.results.files import write_atomically
@@ -115,7 +113,8 @@ def write_part(
     `home` is the folder of the results.
     """
     chosen = figure_of(results, plot) if plot else None  # checked before anything is written
-    claims, is_speed = _judged(results), results.kind == SPEED
+    is_speed = results.kind == SPEED
+    claims = [] if is_speed and not len(results.primary) else judge(claims_of(results), results)
     write_tables(results, claims, out, csv)
     if claims or not is_speed:
         write_atomically(out / "claims.md", claims_markdown(claims).encode())
@@ -135,22 +134,12 @@ def write_part(
     return Part(results, claims, pictures), notes
 
 
-def _judged(results: Results) -> list[ClaimResult]:
-    """The claims of some studies; of speed on rows with what follows from their figures."""
-    if results.kind == SPEED:
-        rows = tidy(results)
-        if rows.empty:
-            return []
-        results = replace(results, primary=Rows.of(rows))
-    return judge(claims_of(results), results)
-
-
 def _beside(results: Path, out: Path, kinds: Sequence[str]) -> Iterator[Part]:
     """Read the results of other kinds of measurement in their folders, and draw their figures for the document."""
     for kind in kinds:
         store = Store(results / kind)
         if any(manifest.get("kind") == kind for manifest in store.studies().values()):
             loaded = load(store, kind=kind)
-            claims = _judged(loaded)
+            claims = judge(claims_of(loaded), loaded) if len(loaded.primary) or kind != SPEED else []
             pictures, _ = write_figures(loaded, claims, out / "figures", store.path)
             yield Part(loaded, claims, pictures)

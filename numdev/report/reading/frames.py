@@ -19,6 +19,7 @@ from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION_COLUMN
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
+from numdev.measurement.speed.columns import derived
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.results.manifest import Scenario, is_old, scenarios_of
 from numdev.results.record import Column, Record, Use
@@ -194,7 +195,7 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
             place |= {f"{LABEL}{axis}": value for axis, value in point["labels"].items()}
             number = points.extend([place | _of_record(record) | {"environment": environments.index(record.environment)}])
-            primary.extend(record.rows, number)
+            primary.extend(map(_with_derived, record.rows) if record.kind == SPEED else record.rows, number)
             for table in list(record.columns)[1:] if record.kind not in (DEVIATION, SPEED) else ():
                 rows = further.setdefault(table, _Table())
                 rows.columns |= {column.name: column for column in record.columns[table]}
@@ -258,6 +259,11 @@ def _of_record(record: Record) -> dict[str, Any]:
     names = [name for name in counters[0] if name != "seed" and all(name in seed for seed in counters)] if counters else []
     facts |= {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
     return facts | {"seconds": record.seconds}
+
+
+def _with_derived(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row of speed with what follows from its figures, such as TFLOP/s; an operation need not say how many it takes."""
+    return row if row.get("operations") is None else derived(row)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -12,9 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput
-from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.reading.columns import configured, meaning, settings
-from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, load, places_of
+from numdev.report.reading.frames import Results, column_of_values, figures_of, is_own, load, places_of
 from numdev.report.reading.scenarios import LABEL, PRIMARY
 from numdev.report.reading.view import CHIEF, FACTS, LABELS, OF_A_COMPARISON, PLACES, names_in, parsed
 from numdev.report.reading.wording import UNITS, WORDS
@@ -76,7 +75,6 @@ def tidy(
     at = max((i for i, name in enumerate(table) if str(name).startswith(LABEL)), default=len(table.columns) - 1) + 1
     order = [*table.columns[:at], *(name for name in labels if name not in table), *table.columns[at:]]
     table = pd.DataFrame({name: labels[name] if name in labels else table[name] for name in order}, table.index, copy=False)
-    table = _with_speed(table)
     words = {name: tuple(word) for one in results.manifests.values() for name, word in one.get(WORDS, {}).items()}
     known = settings(results.manifests.values())
     differ = (known[name] for name in map(str, table) if name in known and table[name].nunique() > 1)
@@ -128,14 +126,3 @@ def _label(results: Results, points: pd.DataFrame, name: str) -> pd.Series[Any]:
         had = known.astype(object).where(known.notna(), None)
         values = [one if value is None else value for value, one in zip(values, had, strict=True)]
     return column_of_values(values)
-
-
-def _with_speed(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of speed with what follows from the figures, such as TFLOP/s."""
-    counts = {"kind", "operations"} <= set(rows)  # an operation need not say how many it takes
-    is_speed = (rows["kind"] == SPEED) & rows["operations"].notna() if counts else pd.Series(data=False, index=rows.index)
-    if not is_speed.any():
-        return rows
-    measured = rows[is_speed].dropna(axis="columns", how="all").to_dict("records")
-    follows = pd.DataFrame([derived({str(k): v for k, v in row.items()}) for row in measured], index=rows.index[is_speed])
-    return pd.concat([rows, follows[[name for name in FOLLOWING if name in follows]]], axis=1)

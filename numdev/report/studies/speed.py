@@ -11,7 +11,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.measurement.speed.columns import derived
 from numdev.report.figures.marks import at_least_a_decade, grid, legend, log_y, plain_ticks, swatch
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.theme import BLACK, GREY, SERIES, SMALL
@@ -57,14 +56,12 @@ def frame(results: Results) -> pd.DataFrame:
     rows = rows[rows["study"].isin(own)]
     if rows.empty:
         return rows.iloc[:0].assign(phase="", series="", operation="")
-    made = [derived({str(name): value for name, value in row.items()}) for row in rows.to_dict("records")]
-    table = pd.DataFrame(made).astype(rows.dtypes.to_dict())
-    name = table["attention"] if "attention" in table else pd.Series("", table.index)
+    name = rows["attention"] if "attention" in rows else pd.Series("", rows.index)
     operation = results.points.drop_duplicates("key").set_index("key")["operation"]
-    queries = table["problem.shape.queries"] if "problem.shape.queries" in table else pd.Series(pd.NA, table.index)
+    queries = rows["problem.shape.queries"] if "problem.shape.queries" in rows else pd.Series(pd.NA, rows.index)
     phase = queries.map(lambda count: "" if pd.isna(count) else "decode" if count == 1 else "prefill")
-    label = table.get(KERNEL, name).fillna(name)
-    return table.assign(phase=phase, operation=table["key"].map(operation), **{NAME: label})
+    label = rows.get(KERNEL, name).fillna(name)
+    return rows.assign(phase=phase, operation=rows["key"].map(operation), **{NAME: label})
 
 
 def of_attention(rows: pd.DataFrame) -> pd.DataFrame:

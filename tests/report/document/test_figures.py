@@ -10,8 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from numdev.errors import BadInput
-from numdev.report.document.figures import usual
-from numdev.report.figures.plot import POINTS, plot_of
+from numdev.report.figures.plot import plot_of
 from numdev.report.reading.frames import Results, _Table
 from numdev.report.reading.tidy import of_comparison, tidy
 from numdev.report.reading.view import shown, view_of
@@ -87,18 +86,3 @@ def test_a_figure_needs_the_rows_of_one_comparison() -> None:
     for given_ in ({}, {"y": "lse.rmse"}, {"x": "m", "reference": "baseline"}):
         assert len(of_comparison(made, given_)) == 6 * 2
     assert len(of_comparison(made, {"x": "n", "colour": "subject"})) == len(made.primary)
-
-
-def test_the_figure_of_every_point_draws_variant_and_baseline() -> None:
-    made = results(swept=[])
-    picture = usual(made, "s")
-    assert picture.plot is POINTS
-    assert len(picture.rows) == 6 * 2 * 2
-    assert "bias" not in picture.rows
-    drawn, expected = picture.plot(picture.rows), picture.plot(tidy(made))
-    assert [_marks(axes) for axes in drawn.axes] == [_marks(axes) for axes in expected.axes]
-    assert _marks(drawn.axes[0])
-
-
-def _marks(axes: Any) -> list[Any]:
-    return [line.get_xydata().tolist() for line in axes.lines]

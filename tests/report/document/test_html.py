@@ -17,7 +17,7 @@ import pytest
 from numdev.report.document import html
 from numdev.report.document.context import Part
 from numdev.report.document.export import summarise
-from numdev.report.document.html import formatted, inline, mathematical, write_html
+from numdev.report.document.html import write_html
 from tests.report.document.conftest import Report
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -114,23 +114,6 @@ def test_a_title_cannot_leave_its_place(report: Report) -> None:
     assert "</script><b>" not in made
     assert "<i>" not in made
     assert "&lt;i&gt;a note" in made
-
-
-def test_symbols_and_powers_are_set() -> None:
-    assert formatted("At $B_r$ < $N$ of\\/off") == "At <var>B<sub>r</sub></var> &lt; <var>N</var> of/off"
-    assert mathematical("N^-0.51 & 9.8e-4, e4m3fn") == (
-        "N<sup>\N{MINUS SIGN}0.51</sup> &amp; 9.8 × 10<sup>\N{MINUS SIGN}4</sup>, e4m3fn"
-    )
-
-
-def test_identifiers_of_two_figures_differ(report: Report) -> None:
-    svg = (report.out / "figures" / "fig3.svg").read_text()
-    shown = inline(svg, "one")
-    used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', shown))
-    assert used
-    assert used <= set(re.findall(r'id="([^"]+)"', shown))
-    assert all(name.startswith("one-") for name in re.findall(r'id="([^"]+)"', shown))
-    assert len(shown) < len(svg)
 
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -34,12 +34,6 @@ def test_the_largest_error_is_told_with_its_place() -> None:
     assert len(lines) == 3
 
 
-def test_what_is_not_finite_is_counted() -> None:
-    assert list(summary(elements(r0c0=float("nan"))))[-1].startswith("1 elements are NaN or Inf")
-    nothing = element_errors(torch.full((2, 2), float("nan")), torch.ones(2, 2), BF16)
-    assert list(summary(nothing)) == ["all 4 elements are NaN or Inf"]
-
-
 def test_the_numbers_are_those_of_the_elements(tmp_path: Path) -> None:
     found = elements()
     table = pd.read_csv(write_numbers(found, "csv", tmp_path))

@@ -21,7 +21,6 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.cli.compose import Library, config_folder
 from numdev.measurement.speed.timing import Budget
 from numdev.report.document.context import WIDEST, Part, command, context
 from numdev.report.document.pdf import TYPST, escaped, typeset, write_root
@@ -40,16 +39,6 @@ SHAPE = Shape(queries=32, keys=32, head_dim=16)
 def section_of(shown: dict[str, Any], study: str) -> dict[str, Any]:
     (own,) = [section for section in shown["sections"] if section["study"] == study]
     return own
-
-
-def test_every_chapter_is_of_a_study_and_every_claim_has_one() -> None:
-    library, judged = Library((config_folder(),)), set[str]()
-    for chapter in CHAPTERS:
-        fields = library.study(chapter.study)
-        judged |= {claim if isinstance(claim, str) else claim["name"] for claim in fields["claims"]}
-        assert fields["claims"] or chapter.study.startswith("speed_"), "a section has a verdict, or a table of speed"
-        assert re.search(r"\?( \([^()]*\))?$", chapter.question.strip()), chapter.study
-    assert judged == set(CLAIMS)
 
 
 def test_every_section_has_its_figure_findings_and_command(report: Report) -> None:

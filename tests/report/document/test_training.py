@@ -27,6 +27,7 @@ from tests.toy_training import STEPS, Law, ladder, stored
 
 FEW = [point for point in ladder() if point.label in ("sham", "triton", "one_ulp", "init_1", "fp16")]
 OF_8 = ("fig8", "fig8_precision", "fig8_ulp", "fig8_order", "training_sham")
+pytestmark = pytest.mark.xdist_group("reports of training")
 KEY = re.compile(r"\b[a-z0-9]+_[a-z0-9_]+\b")
 
 
@@ -95,17 +96,6 @@ def test_the_document_has_its_sections_and_tells_no_internal_name(made: tuple[Pa
     assert [text for text in texts if KEY.search(text)] == []
 
 
-def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    store = stored(tmp_path / "results", FEW[:2], "fig7")
-    run(toy("sign", ("uniform",), base={"problem.n": 16, "problem.head_dim": 8, "seeds": 2}), Bench(Exact(), "cpu"), store)
-    make_report(tmp_path / "results", tmp_path / "out", ["sign", "fig7"], console=Console(quiet=True))
-    assert (tmp_path / "out" / "results.parquet").is_file()
-    assert (tmp_path / "out" / "figures" / "sign.svg").is_file()
-    assert (tmp_path / "out" / "training" / "weights.parquet").is_file()
-    assert (tmp_path / "out" / "training" / "figures" / "fig7.svg").is_file()
-    assert not (tmp_path / "out" / "figures" / "fig7.svg").is_file()
-
-
 def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path: Path, documented: list[Part]) -> None:
     """Those of training come last; they lie in the folder `training` of the results, where `numdev train` leaves them."""
     for name in ("records", "studies"):
@@ -131,36 +121,23 @@ def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path
     assert not (tmp_path / "out" / "training").exists(), "its tables are those of its own report"
 
 
-def test_a_study_of_ones_own_has_a_figure_and_a_section(tmp_path: Path) -> None:
-    store = stored(tmp_path / "results", FEW[:2], "mine")
-    manifest = store.studies()["mine"] | {"figure": None}
-    store.put_study("mine", manifest)
-    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
-    assert (tmp_path / "out" / "figures" / "mine.svg").is_file()
-    (section,) = context([Part(load(store, kind=TRAINING))], TYPST)["sections"]
-    assert (section["title"], len(section["tables"])) == ("Weights over training", 1)
-
-
-def test_a_study_of_which_nothing_is_measured_yet_is_told(tmp_path: Path) -> None:
-    store = stored(tmp_path / "results", FEW[:1], claims=OF_8)
-    next((store.path / "records").glob("*.json")).unlink()
-    make_report(store.path, tmp_path / "out", console=Console(quiet=True))
-    assert set(pd.read_csv(tmp_path / "out" / "claims.csv")["verdict"]) == {"not measured"}
-    assert not (tmp_path / "out" / "figures").exists()
-
-
 def test_a_comparison_of_training_runs_is_refused(made: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     assert tools.run("compare", [str(made[0] / "results")] * 2) == 2
     assert "compares weights of training runs, which numdev report shows" in capsys.readouterr().err
 
 
-def test_a_run_that_stopped_is_drawn_to_its_end(tmp_path: Path) -> None:
-    stopped = ladder(fp16=Law(4e-4, until=16))
-    stored(
-        tmp_path / "results",
-        [point for point in stopped if point.label in ("sham", "triton", "fp16")],
-        claims=("fig8_precision",),
-    )
-    make_report(tmp_path / "results", tmp_path / "out", console=Console(quiet=True))
-    assert "no run reached step 256" in (tmp_path / "out" / "claims.md").read_text()
-    assert (tmp_path / "out" / "figures" / "fig8.svg").is_file()
+def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """One study of training is a user's own and names no figure; a run of the other stopped, and is drawn to its end."""
+    stopped = [point for point in ladder(fp16=Law(4e-4, until=16)) if point.label in ("sham", "triton", "fp16")]
+    store = stored(tmp_path / "results", stopped, claims=("fig8_precision",))
+    stored(store.path, FEW[:2], "mine")
+    store.put_study("mine", store.studies()["mine"] | {"figure": None})
+    run(toy("sign", ("uniform",), base={"problem.n": 16, "problem.head_dim": 8, "seeds": 2}), Bench(Exact(), "cpu"), store)
+    store.put_study("sign", store.studies()["sign"] | {"figure": None, "claims": []})
+    make_report(store.path, tmp_path / "out", console=Console(quiet=True))
+    assert (tmp_path / "out" / "results.parquet").is_file()
+    own = tmp_path / "out" / "training"
+    assert {path.stem for path in (own / "figures").iterdir()} == {"fig8", "mine"}
+    assert "no run reached step 256" in (own / "claims.md").read_text()
+    (section,) = (one for one in context([Part(load(store, kind=TRAINING))], TYPST)["sections"] if one["study"] == "mine")
+    assert (section["title"], len(section["tables"])) == ("Weights over training", 1)

@@ -89,25 +89,10 @@ def test_every_column_that_a_study_writes_has_a_meaning_beyond_its_name(results:
     assert [name for name in columns if not (meaning(name, stated) or ("", ""))[1]] == []
 
 
-def test_a_study_keeps_what_its_settings_mean(results: Results) -> None:
-    assert dictionary.settings(results.manifests.values()) == KNOWN
-
-
 def test_two_operations_in_one_store_are_both_heard() -> None:
     one, other = ({"settings": {"problem.rows": ["tokens", text]}} for text in ("of q", "of x"))
     found = dictionary.settings([one, other, one, {}])
     assert found == {"problem.rows": Column("problem.rows", "tokens", "of q; or: of x")}
-
-
-def test_units() -> None:
-    units = {"problem.mask.window": "tokens", "variant.tiling.br": "rows", "baseline.precision.scores": "format"}
-    assert {name: (setting(name) or ("", ""))[0] for name in units} == units
-
-
-def test_a_baseline_is_told_from_what_is_measured() -> None:
-    variant, baseline = setting("variant.precision.scores"), setting("baseline.precision.scores")
-    assert variant is not None
-    assert baseline == (variant[0], f"of the baseline: {variant[1]}")
 
 
 def test_a_setting_of_a_class_of_ones_own_is_said_to_be_one() -> None:

@@ -14,7 +14,7 @@ from numdev.attention.operation import ATTENTION
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.report.document.export import SUMMARISED, claim_table, environments, summarise, write_tables
+from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
 from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
 from numdev.report.reading.scenarios import LABEL
 from numdev.results.manifest import manifest_of, stored_point
@@ -53,14 +53,6 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     return store
 
 
-def test_every_replicate_and_comparison_is_a_row(results: Results, toy_results: Store) -> None:
-    manifest = results.manifests["fig3"]
-    records = [toy_results.get(point["key"]) for point in manifest["points"]]
-    assert len(results.study("fig3")) == sum(len(found.rows) for found in records if found)
-    keys = ["study", "scenario", "key", "label.precision", *COMPARISON]
-    assert not results.study("fig3").duplicated(keys).any()
-
-
 def test_rows_keep_the_figures_of_the_records(results: Results, toy_results: Store) -> None:
     row = results.study("fig4").iloc[17]
     found = toy_results.get(row["key"])
@@ -68,21 +60,6 @@ def test_rows_keep_the_figures_of_the_records(results: Results, toy_results: Sto
     (expected,) = [r for r in found.rows if all(r[name] == row[name] for name in COMPARISON)]
     assert all(row[name] == expected[name] for name in METRICS)
     assert row["max_index"] == " ".join(map(str, expected["max_index"]))
-
-
-def test_rows_say_what_was_measured(results: Results) -> None:
-    kernel = results.study("fig3").query("scenario == 'kernel_uniform' and `label.precision` == 'kernel_bf16'").iloc[0]
-    assert (kernel["format"], kernel["policy"], kernel["problem.shape.keys"]) == ("bf16", "kernel", 64)
-    assert (kernel["tiling.area"], kernel["variant.softmax.normalise"]) == (256, "end")
-    uniform = results.study("fig3").query("scenario == 'uniform_end' and `label.precision` == 'fp16'").iloc[0]
-    assert (uniform["format"], uniform["policy"]) == ("fp16", "uniform")
-
-
-def test_the_order_is_that_of_the_manifest(results: Results) -> None:
-    points = results.manifests["fig6a"]["points"]
-    measured = results.points[results.points["study"] == "fig6a"]
-    assert measured["key"].tolist() == [point["key"] for point in points]
-    assert results.rows["study"].drop_duplicates().tolist() == list(results.manifests)
 
 
 @pytest.mark.parametrize(("last", "mean"), [({"tied_rows": 0.75}, [0.5]), ({}, None)])
@@ -102,14 +79,6 @@ def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> No
     lost = set(map(tuple, whole[["study", "scenario", "pairing", "seed"]].to_numpy()))
     assert lost == set(map(tuple, baseline[["study", "scenario", "pairing", "seed"]].to_numpy()))
     assert (rows["subject"] == "variant").sum() == (results.rows["subject"] == "variant").sum()
-
-
-def test_points_are_told_apart_by_scenario_and_key(tmp_path: Path) -> None:
-    made = record("a")
-    assert len(load(store_of(tmp_path / "same", made, made)).points) == 1
-    two = load(store_of(tmp_path / "two", made, made, names=("one", "two")))
-    assert two.points["scenario"].tolist() == ["one", "two"]
-    assert len(two.rows) == 2
 
 
 def test_missing_and_torn_records_are_noted_and_the_rest_is_read(tmp_path: Path) -> None:
@@ -192,12 +161,6 @@ def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
 
 
-def test_a_summary_keeps_points_apart_that_differ_in_labels_alone(results: Results) -> None:
-    variant = summarise(results).query("study == 'fig6a' and subject == 'variant' and output == 'out' and reference == 'golden'")
-    assert len(variant) == len(results.manifests["fig6a"]["points"])
-    assert set(variant["replicates"]) == {3}
-
-
 def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> None:
     summaries = summarise(results)
     told = ["attention", "format", "policy", "seeds", "problem.source.kind"]
@@ -218,7 +181,3 @@ def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results, 
     assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
     assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
     assert "problem.source.share" not in one
-
-
-def test_no_claims_make_an_empty_table() -> None:
-    assert claim_table([]).empty

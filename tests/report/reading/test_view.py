@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pandas as pd
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.report.reading.view import LABELS, split
@@ -20,6 +20,7 @@ def table(points: list[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+@settings(max_examples=40)
 @given(st.lists(POINT, min_size=2, max_size=12), st.sampled_from(AXES), st.sets(st.sampled_from(AXES[1:]), max_size=2))
 def test_points_of_a_line_differ_in_x_alone(points: list[dict[str, Any]], x: str, shown: set[str]) -> None:
     """By every pair: each study states every label that it has, so nothing follows from anything."""

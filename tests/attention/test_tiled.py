@@ -188,7 +188,7 @@ POLYNOMIALS = [EXPONENTIALS["exp2_poly3"], EXPONENTIALS["exp2_fa4"], Exponential
 two_lengths = st.one_of(st.none(), st.tuples(st.integers(0, 23), st.integers(0, 23)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     st.sampled_from(sorted(PRECISIONS)),
     st.builds(Tiling, st.integers(2, 12), st.integers(3, 24), st.sampled_from(Order), splits=st.integers(1, 3)),
@@ -280,7 +280,7 @@ def test_stochastic_rounding_draws_anew_at_every_tile() -> None:
 @pytest.mark.parametrize("step", ["row_sum", "exponential", "values", "output"])
 def test_every_step_rounds_without_bias(step: str) -> None:
     """A whole recurrence with one random step: the mean over seeds is the result without its rounding, within five errors."""
-    inputs = Precision.kernel(FP16).round_inputs(*draw((1, 1, 1, 8, 32, 8)))
+    inputs = Precision.kernel(FP16).round_inputs(*draw((1, 1, 1, 16, 64, 8)))
     base = Precision.parse("kernel_fp32")
     exact = Tiled(base, Tiling(16, 16))(*inputs, Mask()).out.double()
     results = []

@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # The arithmetic, on the paths of the mathematics libraries that are least like those of a processor of today. Elementary functions
 # are not listed: their test starts such processes itself. Tests of expectations and of what a step changes depend on no path.
 NUMERICS := tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/arithmetic/test_quantise.py \
-	$(addprefix tests/attention/test_,precision.py softmax.py counters.py exact.py exact_backward.py naive.py naive_backward.py tiled.py tiled_backward.py)
+	$(addprefix tests/attention/test_,precision.py softmax.py counters.py exact.py naive.py tiled.py tiled_backward.py)
 
 .PHONY: help setup paper training test shapes numerics slow lint types check bench faults kill docs docs-serve clean
 

@@ -74,7 +74,7 @@ def test_the_tensors_that_ship() -> None:
 
 @pytest.mark.parametrize(
     ("suffix", "dtype"),
-    [(".safetensors", torch.bfloat16), (".pt", torch.float32), (".npz", torch.float16), (".npz", torch.float64)],
+    [(".safetensors", torch.bfloat16), (".pt", torch.float32), (".npz", torch.float16)],
 )
 def test_formats_and_layouts(tmp_path: Path, suffix: str, dtype: torch.dtype) -> None:
     """A batch before the heads is one row of heads; replicates are successive heads of a layer, and go round the layers."""

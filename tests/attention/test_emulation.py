@@ -13,7 +13,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, FP16
 from numdev.attention.base import Attention, Saved
 from numdev.attention.differentiable import Backward
 from numdev.attention.emulation import emulation_of, gradients_emulation_of
-from numdev.attention.exact import Exact, ExactBackward, rounded_once
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
@@ -31,7 +31,6 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
 from numdev.errors import BadInput
 from tests.attention.gradients import Inputs, draw_all
-from tests.cases import draw
 
 FORWARD, REVERSE = Order.FORWARD, Order.REVERSE
 OURS = "numdev.attention.exact:rounded_once"
@@ -124,15 +123,6 @@ def test_formats_and_recurrence_are_the_kernels() -> None:
     assert emulation_of(Instrumented(policy, tiling), of(64)).tiling == tiling
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_exact_attention_rounded_once(causal: bool) -> None:
-    q, k, v = (t.bfloat16() for t in draw((1, 2, 1, 16, 24, 8)))
-    found = rounded_once(q, k, v, mask=Mask(causal=causal))
-    assert found.dtype == torch.bfloat16
-    assert torch.equal(found, Exact()(q, k, v, Mask(causal=causal)).out.bfloat16())
-    assert Custom(OURS, BF16)(q, k, v, Mask(causal=causal)).out.equal(found)
-
-
 CUDA = torch.cuda.is_available()
 
 
@@ -217,8 +207,7 @@ def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
 HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)
 
 
-@pytest.mark.parametrize("dim", [64, 128])
-@pytest.mark.parametrize(("queries", "keys", "causal"), [(1000, 1000, False), (5000, 5000, True), (700, 300, True)])
+@pytest.mark.parametrize(("dim", "queries", "keys", "causal"), [(64, 1000, 1000, False), (128, 700, 300, True)])
 def test_the_hopper_kernel_has_an_order(dim: int, queries: int, keys: int, causal: bool) -> None:
     """Its tiles by hand: 128 keys and 128 or 64 queries."""
     shape, mask = Shape(heads=4, kv_heads=4, queries=queries, keys=keys, head_dim=dim), Mask(causal=causal)
@@ -255,7 +244,7 @@ def test_the_emulation_predicts_the_hopper_kernel(dim: int, causal: bool) -> Non
 
 
 @pytest.mark.skipif(CUDA, reason="the kernel of a CPU")
-@pytest.mark.parametrize(("queries", "heads", "causal"), [(64, 2, False), (200, 2, False), (800, 1, False), (200, 2, True)])
+@pytest.mark.parametrize(("queries", "heads", "causal"), [(64, 2, False), (800, 1, False), (200, 2, True)])
 def test_the_emulation_predicts_flash_on_a_cpu(queries: int, heads: int, causal: bool) -> None:
     """Tiles of 32, 64 or 256 rows, of whose sums each is rounded; from the O of the kernel itself, of which it makes delta.
 

@@ -1,19 +1,20 @@
-"""The speed of the backward pass: its cost model against counts by brute force, and records of every implementation."""
+"""The backward pass measured as an operation: its inputs, its steps, and the speed of every implementation."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from numdev.arithmetic.formats import BF16, FP16, FP32
+from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention import cost
 from numdev.attention.base import Gradients
-from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import Backward
+from numdev.attention.captured import Captured
 from numdev.attention.distributions import Normal
 from numdev.attention.exact import ExactBackward
 from numdev.attention.instrumented import InstrumentedBackward
@@ -21,15 +22,15 @@ from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import BackwardProblem, Problem, Shape, draw_do
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import KernelLaunch, Tiling
+from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton, TritonBackward
-from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.measurement.deviation.measurement import COMPARISON
+from numdev.errors import BadInput
+from numdev.measurement.deviation.measurement import COMPARISON, Deviations
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import measurement as module
 from numdev.measurement.speed.columns import MEASURED, of_beside
@@ -43,9 +44,6 @@ PROBLEM = Problem(Normal(), Shape(2, 4, 2, 32, 48, 16), Mask(causal=True))
 INTERPRETED = Problem(Normal(), Shape(1, 2, 1, 20, 24, 16), Mask(causal=True))  # two tiles each way, the last of them ragged
 SQUARE = Problem(Normal(), Shape(2, 4, 4, 32, 32, 16), Mask(causal=True))
 WORKLOAD = ATTENTION_BACKWARD.workload
-TWICE, ONCE = True, False
-
-
 KERNEL, TILES = BackwardPrecision.kernel(BF16), Tiling(16, 32)
 TILED = TiledBackward(Tiled(Precision.kernel(BF16), TILES), KERNEL, TILES)
 VARIANTS: dict[str, Any] = {
@@ -59,29 +57,6 @@ VARIANTS: dict[str, Any] = {
     "triton": TritonBackward(Triton(br=16, bc=16), br=16, bc=16),
     "instrumented": InstrumentedBackward(Tiled(Precision.kernel(BF16), TILES), KERNEL, TILES),
 }
-
-
-def test_what_implementations_declare() -> None:
-    def model(variant: Any) -> CostModel:
-        found = variant.cost_model(KernelLaunch())
-        assert isinstance(found, CostModel)
-        return found
-
-    assert ExactBackward().cost_model(KernelLaunch()) is None
-    vanilla = (VARIANTS["naive"], VARIANTS["vanilla"], VARIANTS["math"])
-    assert all(model(variant).algorithm is Algorithm.VANILLA and model(variant).holds_scores for variant in vanilla)
-    tiled = (TILED, SdpaBackward(), FlexBackward(32, 32), VARIANTS["triton"], VARIANTS["instrumented"])
-    assert {model(variant).algorithm for variant in tiled} == {Algorithm.TILED}
-    assert [model(variant).recomputes_twice for variant in tiled] == [ONCE, ONCE, ONCE, TWICE, TWICE]
-    assert [(model(variant).br, model(variant).bc) for variant in tiled] == [
-        (16, 32),
-        (None, None),  # the tile that is given to FlexAttention is that of its forward pass
-        (None, None),
-        (16, 16),
-        (16, 32),
-    ]
-    assert [model(variant).width for variant in tiled[:-1]] == [Width(2.0, 2.0)] * 4
-    assert all(isinstance(variant, Backward) for variant in (*VARIANTS.values(), FlexBackward()))
 
 
 @pytest.fixture
@@ -154,16 +129,55 @@ def test_the_backward_pass_alone_makes_no_forward_pass(monkeypatch: pytest.Monke
     assert calls == []
 
 
-def test_every_head_holds_the_drawn_group() -> None:
-    inputs = ATTENTION_BACKWARD.prepared(PROBLEM, SdpaBackward(Backend.MATH, FP16), 0, CPU)
-    assert [tuple(x.shape) for x in inputs] == [(2, 4, 32, 16), (2, 2, 48, 16), (2, 2, 48, 16), (2, 4, 32, 16)]
-    assert all(x.dtype == torch.float16 and x.is_contiguous() for x in inputs)
-    do = inputs[3]
-    assert torch.equal(do[0, :2], do[1, 2:])
-
-
 def test_memory_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     shape = Shape(queries=1025, keys=1025)
     assert WORKLOAD.needed_bytes(Problem(Normal(), shape), VanillaBackward(FP32)) == 8 * 4 * 1025 * 64 + 3 * 4 * 1025**2
     monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
     assert runner.measure(Problem(Normal(), shape), VanillaBackward(FP32)).status is Status.OUT_OF_MEMORY
+
+
+def test_do_is_drawn_by_a_rule_of_its_own() -> None:
+    """N(0, 1) to within five standard errors, the same for a seed, another for each, and no part of q, k or v."""
+    problem = Problem(Normal(), Shape(1, 4, 2, 256, 64, 64))
+    do = draw_do(problem, 3, CPU)["do"]
+    assert do.dtype == torch.float64
+    assert do.shape == problem.shape.q
+    n = do.numel()
+    assert abs(float(do.mean())) < 5 / n**0.5
+    assert abs(float(do.square().mean()) - 1) < 5 * (2 / n) ** 0.5
+    assert torch.equal(draw_do(problem, 3, CPU)["do"], do)
+    others = [problem.inputs(seed)["q"] for seed in range(20)] + [draw_do(problem, seed, CPU)["do"] for seed in (0, 1, 2, 4)]
+    for other in others:
+        # Independent draws have a correlation of 0 with the standard error 1 / sqrt(n).
+        assert abs(float((other * do).mean())) < 5 / n**0.5
+
+
+def test_a_captured_do_is_taken(tmp_path: Path) -> None:
+    """Golden's dV is P^T dO with the dO of the file, and not with a drawn one; a mean to add to it is refused."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, do = (torch.randn(2, 8, 4, generator=generator, dtype=torch.float64) for _ in range(4))
+    save_file({"a.q": q, "a.k": k, "a.v": v, "a.do": do}, tmp_path / "x.safetensors")
+    source, shape = Captured(str(tmp_path / "x.safetensors")), Shape(queries=8, keys=8, head_dim=4)
+    problem = BackwardProblem(source, shape)
+    for seed in (0, 1):
+        drawn = ATTENTION_BACKWARD.draw(problem, seed, CPU)
+        assert torch.equal(drawn[3], do[None, seed : seed + 1])
+        p = (0.5 * q[seed] @ k[seed].mT).softmax(-1)  # head_dim 4 has the scale 1/2
+        found = ATTENTION_BACKWARD.exact(*drawn, **problem.arguments()).tensors()["dv"]
+        assert torch.allclose(found[0, 0], p.mT @ do[seed], rtol=1e-13, atol=1e-14)  # sums of 8 terms near 1 in FP64
+    with pytest.raises(BadInput, match=r"^problem\.do_mean: 1"):
+        ATTENTION_BACKWARD.draw(BackwardProblem(source, shape, do_mean=1.0), 0, CPU)
+
+
+@pytest.mark.parametrize(("step", "output"), [("ds", "dk"), ("dv_sum", "dv"), ("delta", "delta")])
+def test_stochastic_steps_are_of_the_replicate(step: str, output: str) -> None:
+    policy = BackwardPrecision.golden().with_step(**{step: "bf16:stochastic"})
+    random = TiledBackward(Tiled(Precision.golden()), policy, Tiling(16, 16))
+    record = Runner(Deviations(ATTENTION_BACKWARD), "cpu").measure(PROBLEM, random, NaiveBackward.eager(BF16), seeds=2)
+    found = [row for row in record.tables["deviation"] if row["subject"] == "variant" and row["output"] == output]
+    first, second = (row["rmse"] for row in found if row["reference"] == "golden_same_inputs")
+    q, k, v, do = ATTENTION_BACKWARD.draw(PROBLEM, 1, CPU)
+    exact = ExactBackward()(q, k, v, do, PROBLEM.mask).tensors()[output]
+    drawn = random.replicate(1)(q, k, v, do, PROBLEM.mask).tensors()[output]
+    assert second == pytest.approx(float((exact - drawn).square().mean().sqrt()), rel=1e-9)
+    assert first != second

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from numdev.api import Bench
-from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format
+from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, TF32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention
 from numdev.attention.distributions import Distribution, Kind
@@ -87,15 +85,7 @@ def test_names_that_lead_nowhere(name: str, hint: str) -> None:
     assert hint in caught.value.hint
 
 
-def test_a_module_that_cannot_import_its_own_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "needs_more.py").write_text("import a_kernel_library_that_is_absent\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(BadInput, match="a_kernel_library_that_is_absent"):
-        Custom("needs_more:f")
-    sys.modules.pop("needs_more", None)
-
-
-@pytest.mark.parametrize("fmt", [BF16, FP16, FP32, FP64, E5M2, E4M3FN], ids=str)
+@pytest.mark.parametrize("fmt", [BF16, FP16, FP64, E4M3FN], ids=str)
 def test_inputs_are_rounded_once_to_its_dtype(fmt: Format) -> None:
     """From FP64 to the format at once: through FP32 some would be rounded twice."""
     variant, (q, k, v) = custom(exact, fmt), draw((1, 2, 1, 5, 7, 4))
@@ -168,12 +158,6 @@ def test_shapes_are_checked_before_it_is_called_and_its_lse_may_be_missing() -> 
     with pytest.raises(BadInput, match="^precision: "):
         custom(exact, TF32)
     assert list(custom(without_lse, FP64)(q, k, v, Mask(causal=True), 0.3).tensors()) == ["out"]
-
-
-def test_unsupported_is_a_status() -> None:
-    problem = Problem(Distribution(Kind.NORMAL), Shape(queries=4, keys=4, head_dim=4))
-    record = Bench(Exact(), "cpu").measure(problem, custom(picky), seeds=2)
-    assert (record.status, record.reason, record.rows) == (Status.UNSUPPORTED, "problem.causal: picky sees every key", [])
 
 
 def test_a_function_may_write_to_its_inputs() -> None:

@@ -51,8 +51,8 @@ def test_what_needs_a_gpu_says_so(attend: Sdpa | Flex) -> None:
         attend(*attend.round_inputs(*draw(SIZES)), Mask())
 
 
-@pytest.mark.parametrize("mask", ALL_MASKS)
-@pytest.mark.parametrize("fmt", [BF16, FP16, FP32], ids=str)
+@pytest.mark.parametrize("mask", ["none", "window", "all"])
+@pytest.mark.parametrize("fmt", [BF16, FP32], ids=str)
 def test_vanilla_is_close_to_exact(fmt: Format, mask: str, device: str) -> None:
     """Within the budget of a kernel, and what the rounding of S adds: `u |S|` in the exponent, |S| being 6 at most here.
 
@@ -93,10 +93,16 @@ def test_another_kernel_is_no_answer(monkeypatch: pytest.MonkeyPatch, device: st
         (("aten::_scaled_dot_product_attention_math",), "math"),
         (("vectorized_elementwise_kernel",), ""),
         ((), ""),
+        (("pytorch_flash::flash_bwd_dot_do_o_kernel<true>", "pytorch_flash::flash_bwd_dq_dk_dv_loop<1>"), "flash"),
+        (("cudnn::fusion::compute_dot_do_o_specialized", "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma"), "cudnn"),
+        (("aten::_softmax_backward_data",), "math"),
     ],
 )
 def test_families(names: tuple[str, ...], expected: str) -> None:
-    assert vendor.kernel_family(names)[0] == expected
+    """The kernel that is named is the one that makes the gradients, not one that prepares delta."""
+    family, kernel = vendor.kernel_family(names)
+    assert family == expected
+    assert not family or kernel == names[-1]
 
 
 def test_bad_input() -> None:

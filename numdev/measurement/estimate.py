@@ -85,14 +85,16 @@ class Estimator:
         return small is not None and seeds * workload.size(problem)[-1] > replicates * workload.size(small)[-1]
 
     def _rate(self, problem: Any, variant: Any, baseline: Any) -> Rate:
-        made = (self.kind.operation.workload.smaller(problem, tokens) for tokens in self._tokens)
-        small = list(dict.fromkeys(one for one in made if one is not None))
+        sizes = (self.kind.operation.workload.smaller(problem, tokens) for tokens in self._tokens)
+        small = list(dict.fromkeys(one for one in sizes if one is not None))
         if not small:
             return Rate()
         key = variant, baseline, small[0]
         if key not in self._rates and self._spent > self.budget:
+            known = [rate for rate in self._rates.values() if len(rate.coefficients) > 1]
+            means = [np.mean(values, axis=0) for values in zip(*known, strict=True)]
+            self._rates[key] = Rate(tuple(means[0].tolist()), float(means[1])) if known else Rate()
             self.assumed += 1
-            self._rates[key] = _mean(self._rates.values())
         elif key not in self._rates:
             start = time.perf_counter()
             self._rates[key] = self._calibrate(small, variant, baseline)
@@ -125,15 +127,7 @@ def _fit(sizes: NDArray[np.float64], times: NDArray[np.float64]) -> tuple[float,
 
     scale = sizes.max(axis=0)
     coefficients, _ = nnls(sizes / scale / times[:, None], np.ones(len(times)))
-    return tuple(float(one) for one in coefficients / scale)
-
-
-def _mean(rates: Iterable[Rate]) -> Rate:
-    known = [rate for rate in rates if len(rate.coefficients) > 1]
-    if not known:
-        return Rate()
-    coefficients = np.mean([rate.coefficients for rate in known], axis=0)
-    return Rate(tuple(map(float, coefficients)), float(np.mean([rate.kept for rate in known])))
+    return tuple((coefficients / scale).tolist())
 
 
 def needed_bytes(kind: Kind, problem: Any, variant: Any) -> int | None:

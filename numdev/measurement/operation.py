@@ -220,11 +220,7 @@ class Output:
     directed: bool = False
 
 
-def _nothing(device: torch.device) -> dict[str, str]:
-    return {}
-
-
-def _no_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+def _no_facts(of: object) -> dict[str, Any]:
     return {}
 
 
@@ -269,7 +265,7 @@ class Operation:
     counters: tuple[Column, ...] = ()
     settings: Callable[[], tuple[Column, ...]] = tuple
     facts: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_facts
-    environment: Callable[[torch.device], dict[str, str]] = _nothing
+    environment: Callable[[torch.device], dict[str, str]] = _no_facts
     workload: Workload = field(default_factory=Workload)
     smaller: str = "a smaller problem"
 

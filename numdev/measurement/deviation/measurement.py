@@ -19,7 +19,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.machine import available_bytes
-from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Course, compare
+from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Direction, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
 from numdev.measurement.runner import Context, Findings, Kept, Kind, Point
@@ -99,7 +99,7 @@ class Deviations(Kind):
     def run(self, point: Point, context: Context) -> Findings:
         """Raises BadInput, naming the problem, if it is larger than the free memory."""
         check_memory(point.problem, context.device, self.operation.smaller)
-        kernels, course = dict[str, None](), Course(self.operation.directed)
+        kernels, before = dict[str, None](), dict[tuple[str, ...], Direction]()
         rows: list[dict[str, Any]] = []
         counters: list[dict[str, Any]] = []
         for seed in context.replicates():
@@ -112,9 +112,9 @@ class Deviations(Kind):
                 baseline = of_replicate(point.baseline, seed)
                 others, of_baseline = replicate.baseline(baseline), replicate.golden(baseline)
                 references[Reference.BASELINE] = others
-            rows += replicate.compared(Subject.VARIANT, variant, own, references, others, course)
+            rows += replicate.compared(Subject.VARIANT, variant, own, references, others, before)
             if point.baseline is not None:
-                rows += replicate.compared(Subject.BASELINE, baseline, others, of_baseline, own, course)
+                rows += replicate.compared(Subject.BASELINE, baseline, others, of_baseline, own, before)
             kernels[output.kernel] = None
             counters.append({"seed": seed} | output.counters)
         return Findings({KIND: rows, COUNTERS: counters}, "; ".join(kernels), nonfinite(rows), zero(rows))
@@ -177,13 +177,13 @@ class _Replicate:
         samples: Samples,
         references: Mapping[Reference, Samples],
         others: Samples,
-        course: Course,
+        before: dict[tuple[str, ...], Direction],
     ) -> Iterator[dict[str, Any]]:
         """Each output of a subject against each reference, in ulp and u of the output's own format.
 
         `others` are the outputs of the baseline if the subject is the variant, and vice versa. Elements that are not finite
         there are not compared here either, so that the figures of variant and baseline are taken over the same elements.
-        `course` has the directions of the errors in the replicate before.
+        `before` has the directions of the errors in the replicate before, and gets those of this one.
         """
         place = {"seed": self.seed, "cluster": self.problem.cluster(self.seed), "subject": name.value}
         for reference, expected in references.items():
@@ -194,7 +194,17 @@ class _Replicate:
                     deviation = compare(sample, expected[output], subject.formats[output], leave_out)
                     head = {"output": output, "primary": output == self.operation.primary, "reference": reference.value}
                     row = place | head | deviation.metrics() | {"max_index": list(deviation.max_index)}
-                    yield row | course.figures((name, reference, output), sample, expected[output])
+                    yield row | self._directed((name, reference, output), sample, expected[output], before)
+
+    def _directed(
+        self, place: tuple[str, ...], sample: Sample, reference: Sample, before: dict[tuple[str, ...], Direction]
+    ) -> dict[str, float]:
+        """The figures of `DIRECTED` of one comparison, whose place ends with its output."""
+        if place[-1] not in self.operation.directed:
+            return dict.fromkeys(DIRECTED, math.nan) if self.operation.directed else {}
+        direction, earlier = Direction.of(sample, reference), before.get(place)
+        before[place] = direction
+        return direction.after(earlier)
 
 
 def _samples(output: Outputs) -> Samples:

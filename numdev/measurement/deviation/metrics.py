@@ -6,7 +6,6 @@ Of an error that is a matrix for each head, its rank and direction too: a small 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -87,7 +86,7 @@ class Deviation:
 
     def metrics(self) -> dict[str, float]:
         """Every metric by name, without the index."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "max_index"}
+        return {name: getattr(self, name) for name in METRICS}
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -220,8 +219,7 @@ def _agreement(largest: Scaled, top: float) -> float:
 
 def _without_values(counts: dict[str, int], equal: bool) -> Deviation:
     """The deviation if no element can be compared: zero if all are equal infinities, else NaN."""
-    unknown = 0.0 if equal else math.nan
-    numbers = {f.name: unknown for f in fields(Deviation) if f.name != "max_index"}
+    numbers: dict[str, float] = dict.fromkeys(METRICS, 0.0 if equal else math.nan)
     if equal:
         numbers |= {"cosine_similarity": 1.0, "equal_share": 1.0, "agreement_bits": _MOST_BITS}
     return Deviation(**(numbers | counts | {"compared": 0}))  # type: ignore[arg-type]
@@ -323,23 +321,3 @@ def _top(matrices: Float[Tensor, "heads tokens dim"]) -> tuple[Tensor, Tensor]:
     if wide:  # v = D^T u / sigma
         top = torch.nn.functional.normalize((matrices.mT @ top[..., None]).squeeze(-1), dim=-1)
     return values[..., -1].clamp(min=0.0), top
-
-
-class Course:
-    """The direction of every error in the replicate before, for one point.
-
-    Attributes:
-        outputs: the outputs whose errors have a direction.
-    """
-
-    def __init__(self, outputs: Iterable[str]) -> None:
-        self.outputs = frozenset(outputs)
-        self._before: dict[tuple[str, ...], Direction] = {}
-
-    def figures(self, place: tuple[str, ...], sample: Sample, reference: Sample) -> dict[str, float]:
-        """The figures of one comparison of this replicate, identified by `place`, whose last part is the output."""
-        if place[-1] not in self.outputs:
-            return dict.fromkeys(DIRECTED, math.nan) if self.outputs else {}
-        direction = Direction.of(sample, reference)
-        before, self._before[place] = self._before.get(place), direction
-        return direction.after(before)

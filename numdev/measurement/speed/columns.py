@@ -49,7 +49,7 @@ COUNTED = {
 }
 """Only where the counters were asked for."""
 
-_BESIDE = ("latency", "latency_low", "latency_high", "operations", "model_bytes")
+BESIDE = ("latency", "latency_low", "latency_high", "operations", "model_bytes")
 
 
 def of_beside(names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
@@ -57,7 +57,7 @@ def of_beside(names: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return {
         f"{name}_{column}": (MEASURED[column][0], f"of {what}: {MEASURED[column][1]}")
         for name, what in names.items()
-        for column in _BESIDE
+        for column in BESIDE
     }
 
 

@@ -15,8 +15,8 @@ from numdev.measurement.deviation.metrics import METRICS, Deviation, compare
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point
-from numdev.measurement.speed.columns import COUNTED, MEASURED, of_beside
-from numdev.measurement.speed.timing import Budget, Timing, matmul_flops, peak_bytes, timed
+from numdev.measurement.speed.columns import BESIDE, COUNTED, MEASURED, of_beside
+from numdev.measurement.speed.timing import Budget, matmul_flops, peak_bytes, timed
 from numdev.measurement.speed.traffic import Traffic
 from numdev.results.record import Column, describe
 
@@ -98,10 +98,7 @@ class Speeds(Kind):
         timing = timed(run, device, self.budget)
         del run  # with what it keeps of a first pass
         figures = {
-            **_of_timing(timing),
-            "host": timing.host,
-            "host_hidden": timing.hidden,
-            "calls": timing.calls,
+            **vars(timing),
             "operations": cost.operations,
             "matmul_flops": matmul_flops(inputs[0].dtype, device, workload.is_tf32(variant)),
             "peak_bytes": peak,
@@ -112,9 +109,8 @@ class Speeds(Kind):
             "model_br": cost.model_br,
         }
         for name, (call, cost) in workload.calls_beside(problem, variant, inputs, device).items():
-            beside = _of_timing(timed(call, device, self.budget))
-            beside |= {"operations": cost.operations, "model_bytes": cost.model_bytes}
-            figures |= {f"{name}_{column}": figure for column, figure in beside.items()}
+            beside = vars(timed(call, device, self.budget)) | {"operations": cost.operations, "model_bytes": cost.model_bytes}
+            figures |= {f"{name}_{column}": beside[column] for column in BESIDE}
         metrics = deviation.metrics()
         return figures | {name: metrics[name] for name in DEVIATIONS}, deviation, kernel
 
@@ -135,7 +131,3 @@ class Speeds(Kind):
         needed, free = self.operation.workload.needed_bytes(point.problem, point.variant), available_bytes(device)
         if needed > free:
             raise MemoryError(f"about {needed / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
-
-
-def _of_timing(timing: Timing) -> dict[str, Any]:
-    return {"latency": timing.latency, "latency_low": timing.low, "latency_high": timing.high}

@@ -19,7 +19,7 @@ from numdev.settings import setting
 
 _WARM_UP = 3
 FLUSH_BYTES = 256 << 20  # several times the second-level cache of any GPU
-_MOST_FILLS = 64  # about 5 ms of an H100; `Timing.hidden` tells of calls for which the host needs longer
+_MOST_FILLS = 64  # about 5 ms of an H100; `Timing.host_hidden` tells of calls for which the host needs longer
 
 
 @dataclass(frozen=True)
@@ -43,22 +43,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call.
-
-    Attributes:
-        latency: the median.
-        low, high: the quartiles.
-        host: the median time until the call returned to the caller; on a CPU, the latency.
-        hidden: share of the calls that had returned before the GPU started on them, so that the GPU's clock did not run while
-            it waited for the host; 0 on a CPU.
-        calls: how many were timed.
-    """
+    """Seconds of one call, by the columns of a record; `MEASURED` of `numdev.measurement.speed.columns` explains each."""
 
     latency: float
-    low: float
-    high: float
+    latency_low: float
+    latency_high: float
     host: float
-    hidden: float
+    host_hidden: float
     calls: int
 
 
@@ -80,7 +71,7 @@ def timed(run: Callable[[], object], device: torch.device, budget: Budget) -> Ti
     once = _OnGpu(device) if device.type == "cuda" else _on_cpu
     warm = [once(run) for _ in range(_WARM_UP)]
     if isinstance(once, _OnGpu):
-        once.outlast(min(call.host for call in warm))
+        once.fills = fills_to_outlast(min(call.host for call in warm), once.seconds)
     calls = budget.calls(min(call.latency for call in warm))
     made = [once(run) for _ in range(calls)]
     low, median, high = statistics.quantiles([call.latency for call in made], n=4)
@@ -93,17 +84,13 @@ class _OnGpu:
 
     def __init__(self, device: torch.device) -> None:
         self._buffer = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device)
-        self._fills = 1
+        self.fills = 1
         self(self._buffer.zero_)
-        self._seconds = min(self(self._buffer.zero_).latency for _ in range(_WARM_UP))
-
-    def outlast(self, host: float) -> None:
-        """Sets how often the buffer is written: as long as twice the time that the host needs for a call."""
-        self._fills = fills_to_outlast(host, self._seconds)
+        self.seconds = min(self(self._buffer.zero_).latency for _ in range(_WARM_UP))  # that writing it once takes
 
     def __call__(self, run: Callable[[], object]) -> Call:
         start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for _ in range(self._fills):
+        for _ in range(self.fills):
             self._buffer.zero_()
         start.record()
         begin = time.perf_counter()

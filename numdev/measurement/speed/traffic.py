@@ -202,22 +202,17 @@ def read(text: str, metrics: Sequence[str]) -> dict[int, dict[str, float]]:
         ValueError: for a metric that is missing, or in another unit than bytes or sectors, or no number.
     """
     lines = text.splitlines(keepends=True)
-    first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if first is None:
-        return {}
-    header, *rows = csv.reader(lines[first:])
-    whole = [dict(zip(header, row, strict=True)) for row in rows if len(row) == len(header)]  # others are ncu's remarks
-    if not whole:
-        return {}
-    if missing := [metric for metric in metrics if metric not in header]:
+    first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
+    rows = [row for row in csv.DictReader(lines[first:]) if None not in {*row, *row.values()}]  # others are ncu's remarks
+    if missing := [metric for metric in metrics if rows and metric not in rows[0]]:
         raise ValueError(f"no column {missing[0]}")
-    units, counted = whole[0], dict[int, dict[str, float]]()
-    for row in whole[1:]:
+    counted = dict[int, dict[str, float]]()
+    for row in rows[1:]:  # the first has the units
         ranges = " ".join(cell for name, cell in row.items() if "_Range" in name)
         if named := _RANGE.search(ranges):
             sums = counted.setdefault(int(named[1]), dict.fromkeys(metrics, 0.0))
             for metric in metrics:
-                sums[metric] += _bytes(metric, row[metric], units[metric])
+                sums[metric] += _bytes(metric, row[metric], rows[0][metric])
     return counted
 
 

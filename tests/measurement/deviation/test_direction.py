@@ -21,7 +21,7 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.measurement.deviation.measurement import COLUMNS, Deviations
-from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Course, Direction
+from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Direction
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record
@@ -90,17 +90,6 @@ def test_an_error_that_is_not_finite_has_no_direction(bad: float) -> None:
     assert after["stable_rank"] == pytest.approx(1.0)
     assert math.isnan(after["step_cosine"])
     assert math.isnan(after["step_alignment"])
-
-
-def test_a_course_compares_each_place_with_itself() -> None:
-    course, zero = Course({"dq"}), Sample(torch.zeros(1, 2, 2))
-    one, other = Sample(torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])), Sample(torch.tensor([[[0.0, 1.0], [0.0, 0.0]]]))
-    assert math.isnan(course.figures(("variant", "golden", "dq"), one, zero)["step_cosine"])
-    assert math.isnan(course.figures(("baseline", "golden", "dq"), other, zero)["step_cosine"])
-    assert course.figures(("variant", "golden", "dq"), one, zero)["step_cosine"] == 1.0
-    assert course.figures(("baseline", "golden", "dq"), one, zero)["step_cosine"] == 0.0
-    assert course.figures(("baseline", "golden", "dq"), one, zero)["step_cosine"] == 1.0  # with the last, not the first
-    assert all(math.isnan(value) for value in course.figures(("variant", "golden", "delta"), one, zero).values())
 
 
 def measured(seeds: int = 3, bench: Runner | None = None) -> Record:

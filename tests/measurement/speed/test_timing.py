@@ -43,9 +43,9 @@ def test_timed_counts_the_calls_and_orders_the_quartiles() -> None:
     found = timed(run, CPU, Budget(0.02, 5, 8))
     assert len(made) == 3 + found.calls  # warm-up
     assert 5 <= found.calls <= 8
-    assert 0.002 <= found.low <= found.latency <= found.high
+    assert 0.002 <= found.latency_low <= found.latency <= found.latency_high
     assert found.host == found.latency
-    assert found.hidden == 0.0
+    assert found.host_hidden == 0.0
 
 
 @given(st.floats(1e-7, 1.0), st.floats(1e-6, 1e-2))
@@ -99,7 +99,7 @@ class TestOnAGpu:
             return a @ a
 
         slow = timed(slow_to_launch, torch.device("cuda"), Budget(0.1))
-        assert slow.hidden > 0.5
+        assert slow.host_hidden > 0.5
         assert slow.latency < 1e-3 < slow.host, "a host that is seen takes at least as long as it sleeps"
 
     def test_a_call_that_holds_the_host_up_too_long_is_told(self) -> None:
@@ -109,7 +109,7 @@ class TestOnAGpu:
             time.sleep(0.05)
             return a @ a
 
-        assert timed(slow_to_launch, torch.device("cuda"), Budget(0.1, 3, 3)).hidden == 0.0
+        assert timed(slow_to_launch, torch.device("cuda"), Budget(0.1, 3, 3)).host_hidden == 0.0
 
     def test_peak_memory(self) -> None:
         """The allocator rounds to 512 bytes."""

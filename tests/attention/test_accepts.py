@@ -60,7 +60,7 @@ OF_FIELDS: dict[str, tuple[Any, ...]] = {
     "causal": (False, True),
     "window": (None, 5),
     "key_lengths": (None, (11,)),
-    "every": (None, 3),
+    "every": (None, 5),
 }
 OF_KINDS: dict[type, tuple[Any, ...]] = {
     Cast: tuple(

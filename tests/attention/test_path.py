@@ -1,7 +1,8 @@
-"""Which tiled runs the instrumented kernel takes, and what a record says of it."""
+"""Which tiled runs compiled code takes, passes on a CPU and the instrumented kernel on a GPU, and what a record says of it."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,22 +10,27 @@ import torch
 
 import numdev as nd
 from numdev.attention import instrumented
+from numdev.attention.compiled import rules
+from numdev.attention.compiled.rules import COMPILED, unsupported_reason
 from numdev.attention.emulation import emulation_of
 from numdev.attention.instrumented import Instrumented, kernel_refusal
+from numdev.attention.kernels import portable
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
+from numdev.attention.recurrence import Run
 from numdev.attention.softmax import EXPONENTIALS, OnlineSoftmax, SumOver
+from numdev.attention.steps import Steps
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
-from tests.cases import draw, on
+from tests.cases import draw, lse_of, on
 
-BF16 = Precision.parse("bf16")
-INSTRUMENTED = "numdev instrumented"
-PLAIN, PLAIN_TILES = OnlineSoftmax(), Tiling()
+BF16, KERNEL_BF16 = Precision.parse("bf16"), Precision.parse("kernel_bf16")
+KERNEL = Instrumented(BF16)
+CAUSAL = Mask(causal=True)
 
 
 @pytest.fixture
@@ -33,22 +39,31 @@ def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: True)
 
 
-def reason(
-    precision: Precision = BF16,
-    tiling: Tiling = PLAIN_TILES,
-    softmax: OnlineSoftmax = PLAIN,
-    mask: Mask | None = None,
-    count: bool | None = None,
-    scale: float | None = None,
-    dim: int = 8,
-) -> str:
-    """Why a short run goes without the kernel; empty where it does not."""
-    q, k, v = precision.round_inputs(*draw((1, 1, 1, 20, 40, dim)))
-    return kernel_refusal(Instrumented(precision, tiling, softmax), q, k, v, mask or Mask(), scale, count) or ""
+@pytest.fixture
+def always(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run is too short."""
+    monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def inputs(precision: Precision = BF16, dim: int = 8) -> Inputs:
+    return precision.round_inputs(*draw((1, 1, 1, 20, 40, dim)))
+
+
+def by_kernel(tensors: Inputs, mask: Mask, kernel: Instrumented = KERNEL) -> str:
+    """Why a run goes without the instrumented kernel; empty where it does not."""
+    return kernel_refusal(kernel, *tensors, mask, None, None) or ""
+
+
+def by_passes(tensors: Inputs, mask: Mask, precision: Precision = BF16) -> str:
+    """Why a run goes without compiled passes."""
+    q, k, v = (x.to(precision.carrier)[:, :, None] for x in tensors)
+    return unsupported_reason(Run(Steps.of(precision, 20), OnlineSoftmax(), q, k, v, mask, 0.5, None), Tiling()) or ""
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("problem.head_dim", {"dim": 300}),
     ("precision", {"precision": Precision.parse("fp64")}),
     ("precision", {"precision": BF16.with_step(row_sum="e8m13")}),
     ("precision.values", {"precision": BF16.with_step(values="bf16:stochastic")}),
@@ -61,6 +76,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("softmax.exp", {"softmax": OnlineSoftmax(exp=EXPONENTIALS["exp2_fa4"])}),
     ("softmax.tie_shift", {"softmax": OnlineSoftmax(tie_shift=2.0)}),
     ("softmax.sum_over", {"softmax": OnlineSoftmax(sum_over=SumOver.PROBABILITIES)}),
+    ("problem.head_dim", {}),
 ]
 
 
@@ -68,44 +84,62 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize(("field", "changed"), REFUSED)
 def test_what_the_kernel_does_not_implement(field: str, changed: dict[str, Any], device: str) -> None:
     """`Tiled` goes without it, and `Instrumented` refuses by name."""
-    stated: dict[str, Any] = {"precision": BF16, "tiling": PLAIN_TILES, "softmax": PLAIN} | changed
+    kernel = replace(KERNEL, **changed)
+    q, k, v = inputs(kernel.precision, 16 if changed else 300)
     with by(Path.COMPILED):
-        assert reason() == ""
-        assert any(word in reason(**changed) for word in (field, "stochastically", "problem.head_dim"))
-    inputs = on(device, stated["precision"].round_inputs(*draw((1, 1, 1, 20, 40, stated.pop("dim", 16)))))
+        reason = by_kernel((q, k, v), Mask(), kernel)
+    assert any(word in reason for word in (field, "stochastically", "problem.head_dim"))
     with pytest.raises(Unsupported) as error:
-        Instrumented(**stated)(*inputs, Mask())
+        kernel(*on(device, (q, k, v)), Mask())
     assert error.value.field == field
 
 
 @pytest.mark.usefixtures("on_any_device")
-def test_what_the_run_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = Instrumented(BF16, PLAIN_TILES, PLAIN)
-    q, k, v = BF16.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
+@pytest.mark.parametrize("path", [by_kernel, by_passes])
+def test_what_a_run_decides_for_any_path(path: Any) -> None:
+    pytest.importorskip("numba")
+    q, k, v = inputs()
     wild, trained = v.clone(), k.clone().requires_grad_()
     wild[..., 3, 2] = torch.inf
     with by(Path.COMPILED):
-        for why, changed in (("counted", {"count": True}), ("emulation", {"count": False}), ("problem.scale", {"scale": -1.0})):
-            assert why in reason(**changed)  # type: ignore[arg-type]
-        assert "finite" in str(kernel_refusal(kernel, q, k, wild, Mask(causal=True), None, None))
-        assert kernel_refusal(kernel, q, k, wild, Mask(), None, None) is None
-        assert "differentiate" in str(kernel_refusal(kernel, q, trained, v, Mask(), None, None))
+        assert path((q, k, v), CAUSAL) == path((q, k, wild), Mask()) == ""
+        assert "finite" in path((q, k, wild), CAUSAL)
+        assert "differentiate" in path((q, trained, v), Mask())
         with torch.no_grad():
-            assert kernel_refusal(kernel, q, trained, v, Mask(), None, None) is None
+            assert path((q, trained, v), Mask()) == ""
     with by(Path.TENSORS):
-        assert "asked for" in reason()
-    assert "short" in reason()
+        assert "asked for" in path((q, k, v), Mask())
+    assert "short" in path((q, k, v), Mask())
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_what_a_run_decides_for_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, kernel = inputs(), Instrumented(BF16, Tiling(16, 16))
+    with by(Path.COMPILED):
+        for why, count, scale in (("counted", True, None), ("emulation", False, None), ("problem.scale", None, -1.0)):
+            assert why in str(kernel_refusal(kernel, *tensors, Mask(), scale, count))
     for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
         with monkeypatch.context() as patch:
             patch.setattr(instrumented, name, least + 1)
-            assert "short" in reason(tiling=Tiling(16, 16))
+            assert "short" in by_kernel(tensors, Mask(), kernel)
             patch.setattr(instrumented, name, least)
-            assert reason(tiling=Tiling(16, 16)) == ""
-    monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
+            assert by_kernel(tensors, Mask(), kernel) == ""
     monkeypatch.setattr(instrumented, "triton_version", lambda: "none")
-    assert "not installed" in reason()
+    assert "not installed" in by_kernel(tensors, Mask())
     monkeypatch.undo()
-    assert "not on a GPU" in reason()
+    assert "not on a GPU" in by_kernel(tensors, Mask())
+
+
+def test_what_a_run_decides_for_compiled_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numba")
+    with by(Path.COMPILED):
+        assert by_passes(inputs(), Mask(), KERNEL_BF16) == ""
+        monkeypatch.setattr(rules, "find_spec", lambda name: None)
+        assert "numba is not installed" in by_passes(inputs(), Mask())
+    monkeypatch.undo()
+    monkeypatch.setattr(rules, "_FEWEST_SCORES", 1)
+    assert by_passes(inputs(), Mask()) == ""
+    assert "as fast" in by_passes(inputs(), Mask(), KERNEL_BF16)
 
 
 def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
@@ -113,27 +147,19 @@ def test_an_emulation_is_never_by_the_kernel_that_it_predicts() -> None:
     assert emulated.count is False
 
 
-@pytest.fixture
-def always(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run is too short."""
-    monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
-
-
 @pytest.mark.usefixtures("always")
 def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str) -> None:
     policy = Precision.parse("fp16")
-    q, k, v = (x.to(device) for x in policy.round_inputs(*draw((1, 2, 1, 20, 20, 8))))
-    expected = Instrumented(policy, Tiling(64, 16))(q, k, v, Mask(causal=True), 0.3)
+    q, k, v = on(device, policy.round_inputs(*draw((1, 2, 1, 20, 20, 8))))
+    expected = Instrumented(policy, Tiling(64, 16))(q, k, v, CAUSAL, 0.3)
     for br in (1, 500):
-        got = Tiled(policy, Tiling(br, 16))(q, k, v, Mask(causal=True), 0.3)
+        got = Tiled(policy, Tiling(br, 16))(q, k, v, CAUSAL, 0.3)
         assert torch.equal(got.out, expected.out)
-        assert got.lse is not None
-        assert expected.lse is not None
-        assert torch.equal(got.lse, expected.lse)
+        assert torch.equal(lse_of(got), lse_of(expected))
         assert (got.launch, got.counters) == (expected.launch, {})
-    counted = Tiled(policy, Tiling(16, 16), count=True)(q, k, v, Mask(causal=True), 0.3)
+    counted = Tiled(policy, Tiling(16, 16), count=True)(q, k, v, CAUSAL, 0.3)
     assert counted.counters
-    assert not counted.kernel.startswith(INSTRUMENTED)
+    assert counted.kernel == ""
 
 
 @pytest.mark.usefixtures("always")
@@ -141,11 +167,8 @@ def test_a_tile_that_does_not_fit_goes_by_tensor_operations(monkeypatch: pytest.
     def too_large(*arguments: object) -> None:
         raise Unsupported("tiling", "it needs more shared memory than the GPU has")
 
-    from numdev.attention.kernels import portable
-
     monkeypatch.setattr(portable, "run", too_large)
-    q, k, v = BF16.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
-    got = Tiled(BF16)(q, k, v, Mask())
+    got = Tiled(BF16)(*inputs(), Mask())
     assert got.kernel == ""
     assert got.counters
 
@@ -154,22 +177,15 @@ def test_a_tile_that_does_not_fit_goes_by_tensor_operations(monkeypatch: pytest.
 def test_a_record_names_the_kernel_and_has_no_counters() -> None:
     problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=16, head_dim=8))
     record = nd.measure(problem, Tiled(Precision.parse("fp16"), Tiling(16, 16)), seeds=2)
-    assert record.kernel.startswith(f"{INSTRUMENTED} br=64 bc=16")
+    assert record.kernel.startswith("numdev instrumented br=64 bc=16")
     assert record.table("counters") == [{"seed": 0}, {"seed": 1}]
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_long_run_on_a_gpu_goes_by_the_kernel() -> None:
-    policy, tiling = Precision.parse("bf16"), Tiling(128, 128)
-    keys = instrumented._FEWEST_TILES * tiling.bc
-    q, k, v = (torch.rand(1, 1, n, 64, device="cuda") for n in (1024, keys, keys))
-    inputs = policy.round_inputs(q, k, v)
-    assert Tiled(policy, tiling)(*inputs, Mask()).kernel.startswith(INSTRUMENTED)
-    q, k, v = (x[:, :1, :64] for x in inputs)
-    assert Tiled(policy, tiling)(q, k, v, Mask()).kernel == ""
-    assert Tiled(policy, tiling, count=False)(*inputs, Mask()).kernel == ""
-    with by(Path.TENSORS):
-        got = Tiled(policy, tiling)(*inputs, Mask())
-    assert got.counters
-    assert got.kernel == ""
+@pytest.mark.xdist_group("compiled")  # compiled once, by one worker
+@pytest.mark.parametrize("path", [Path.COMPILED, Path.TENSORS])
+def test_a_record_names_compiled_passes(path: Path) -> None:
+    pytest.importorskip("numba")
+    problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=32, head_dim=8))
+    with by(path):
+        record = nd.measure(problem, Tiled(BF16, Tiling(16, 16)), seeds=1, device="cpu")
+    assert record.kernel == (COMPILED if path is Path.COMPILED else "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -24,48 +23,39 @@ from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput
 from tests.budget import kernel_budget
-from tests.cases import POLICIES, draw, lse_of, on
+from tests.cases import POLICIES, Sizes, draw, lse_of, on
 
 SMALL = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE)
 
 
-@pytest.mark.parametrize("sizes", [(1, 4, 2, 1, 150, 24), (1, 1, 1, 3, 200, 16)], ids=str)
-def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(
-    sizes: tuple[int, int, int, int, int, int], device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(autouse=True)
+def _eight_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast, "device_of", lambda device: replace(device_of(device), multiprocessors=8))
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 2, 1, 110, 24), (1, 1, 1, 3, 150, 16)], ids=str)
+def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(sizes: Sizes, device: str) -> None:
     inputs = on(device, SMALL.round_inputs(*draw(sizes)))
-    own = SMALL(*inputs, Mask())
-    splits = split_count(sizes[0] * sizes[2], sizes[4], 16, 8)
+    own, splits = SMALL(*inputs, Mask()), split_count(sizes[0] * sizes[2], sizes[4], 16, 8)
     assert splits > 1
     assert own.kernel.endswith(f" splits={splits} combined=lse")
-    asked = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE, splits=splits)(*inputs, Mask())
-    assert torch.equal(own.out, asked.out)
-    assert torch.equal(lse_of(own), lse_of(asked))
+    same = replace(SMALL, splits=splits)(*inputs, Mask())
+    assert torch.equal(own.out, same.out)
+    assert torch.equal(lse_of(own), lse_of(same))
     golden = Exact()(*inputs, Mask())
     bound, _ = kernel_budget(SMALL.precision, SMALL.softmax, *inputs, sizes[5] ** -0.5, 20)
     assert float((own.out.double() - golden.out).abs().max()) <= bound
 
 
-@pytest.mark.parametrize("splits", [1, 2, 5])
-def test_a_number_that_is_given_is_taken(splits: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen, run = [], portable.run
-
-    def spied(request: portable.Request, *rest: Any) -> Any:
-        seen.append(request.tiling.splits)
-        return run(request, *rest)
-
-    monkeypatch.setattr(fast, "device_of", lambda device: replace(device_of(device), multiprocessors=8))
-    monkeypatch.setattr(portable, "run", spied)
-    Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE, splits=splits)(*on(device, draw((1, 2, 1, 1, 150, 16))), Mask())
-    assert seen == [splits]
-
-
-@pytest.mark.parametrize("mask", [Mask(window=9), Mask()], ids=str)
-def test_many_queries_and_windows_are_not_split(mask: Mask, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "device_of", lambda device: replace(device_of(device), multiprocessors=8))
-    queries = 1 if mask.window else 17
-    assert "splits" not in SMALL(*on(device, draw((1, 1, 1, queries, 150, 16))), mask).kernel
+@pytest.mark.parametrize(
+    ("queries", "mask", "splits", "launched"),
+    [(1, Mask(), 1, 1), (1, Mask(), 5, 5), (1, Mask(window=9), None, 1), (17, Mask(), None, 1)],
+)
+def test_a_number_is_taken_and_many_queries_and_windows_are_not_split(
+    queries: int, mask: Mask, splits: int | None, launched: int, device: str
+) -> None:
+    inputs = on(device, draw((1, 1, 1, queries, 100, 16)))
+    assert replace(SMALL, splits=splits)(*inputs, mask).launch.splits == launched
 
 
 @pytest.mark.parametrize("name", ["kernel_bf16", "uniform_bf16", "uniform_e5m2", "narrow_sum", "fp32"])

@@ -25,24 +25,30 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.recurrence import BackwardRun, Rows, Run, through
 from numdev.attention.softmax import Normalise, OnlineSoftmax
 from numdev.attention.steps import LOG2_E, NEVER
-from numdev.attention.tile_schedule import Meeting, Range
+from numdev.attention.tile_schedule import Meeting
 from numdev.attention.tiling import Tiling
 
 _WORKSPACE = 1 << 17  # scores of a block: with its share of Q and O they stay in the L2 cache of a core
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-# The operations of each pass by their places, and the steps whose products are rounded by a pass.
-_FORWARD = {
-    **dict(enumerate(("scale scores", "shift scores", "weigh sum", "add sums", "rescale output", "weigh output"), at.SCALE_S)),
-    **{at.ACCUMULATE: "accumulate", at.NORMALISE: "normalise"},
-}
-_BACKWARD = {
-    **{at.SCALE_S: "scale scores", at.SHIFT_S: "shift scores", at.SHIFT_DP: "shift dp", at.WEIGH_DIFFERENCE: "weigh difference"},
-    **{at.ADD_DQ: "add dq", at.ADD_DK: "add dk", at.ADD_DV: "add dv"},
-}
-_PRODUCTS = {at.ROUND_S: "scores", at.ROUND_V: "values"}
-_BACKWARD_PRODUCTS = {at.ROUND_S: "scores", at.ROUND_DP: "dp", at.ROUND_DQ: "dq", at.ROUND_DK: "dk", at.ROUND_DV: "dv"}
+# Of each pass the operations by their places, and the steps whose products are rounded by a pass over a tile.
+_FORWARD = (
+    {
+        **dict(
+            enumerate(("scale scores", "shift scores", "weigh sum", "add sums", "rescale output", "weigh output"), at.SCALE_S)
+        ),
+        **{at.ACCUMULATE: "accumulate", at.NORMALISE: "normalise"},
+    },
+    {at.ROUND_S: "scores", at.ROUND_V: "values"},
+)
+_BACKWARD = (
+    {
+        **{at.SCALE_S: "scale scores", at.SHIFT_S: "shift scores", at.SHIFT_DP: "shift dp"},
+        **{at.WEIGH_DIFFERENCE: "weigh difference", at.ADD_DQ: "add dq", at.ADD_DK: "add dk", at.ADD_DV: "add dv"},
+    },
+    {at.ROUND_S: "scores", at.ROUND_DP: "dp", at.ROUND_DQ: "dq", at.ROUND_DK: "dk", at.ROUND_DV: "dv"},
+)
 
 
 @dataclass(frozen=True)
@@ -79,12 +85,12 @@ def recipe(precision: Precision | BackwardPrecision, softmax: OnlineSoftmax | No
     """The arrays of a run, forward with the recurrence `softmax`; `factor` is that of the scores in the exponential's units."""
     rows, settings = np.zeros((at.OPERATIONS, at.FIELDS), np.int32), np.zeros(at.SETTINGS)
     assert isinstance(precision.probabilities, Cast), "a microscaled P is left to tensor operations"
-    is_forward = isinstance(precision, Precision)
-    table: Mapping[str, Row] = OPERATIONS if is_forward else BACKWARD_OPERATIONS
-    for place, name in (_FORWARD if is_forward else _BACKWARD).items():
+    table: Mapping[str, Row] = OPERATIONS if isinstance(precision, Precision) else BACKWARD_OPERATIONS
+    operations, products = _FORWARD if isinstance(precision, Precision) else _BACKWARD
+    for place, name in operations.items():
         once = operation(precision, torch.float32, name, factor if place == at.SCALE_S else 1.0, table)
         rows[place] = encode(once.cast, careful=not once.is_harmless)
-    for place, step in (_PRODUCTS if is_forward else _BACKWARD_PRODUCTS).items():
+    for place, step in products.items():
         dot: Dot = getattr(precision, step)
         if dot.every is None:  # otherwise it is rounded within a tile, and so comes rounded
             rows[place] = encode(dot.accumulate)
@@ -141,7 +147,9 @@ def attend(run: Run, tiling: Tiling) -> tuple[Tensor, Tensor]:
 
     def work(block: tuple[slice, slice]) -> np.ndarray:
         matrices, rows = block
-        shared = Shared.over(ranges[:, matrices, rows].repeat_interleave(out.shape[1], 1).contiguous())
+        visible = ranges[:, matrices, rows].repeat_interleave(out.shape[1], 1).contiguous()
+        shared = Shared(torch.zeros(at.PLANES, *visible.shape[1:]), visible.numpy(), np.zeros(at.EVENTS, np.int64))
+        shared.planes[at.LARGEST] = NEVER
         part = replace(flat, q=flat.q[:, matrices], k=flat.k[:, matrices], v=flat.v[:, matrices])
         done = through(part, splits, rows.start, lambda split: CompiledRows(part, rows, made, shared))
         out[matrices, :, rows], lse[matrices, :, rows] = (x[0] for x in done)
@@ -185,13 +193,6 @@ class Shared:
     planes: Tensor
     ranges: np.ndarray
     events: np.ndarray
-
-    @staticmethod
-    def over(ranges: Tensor) -> Shared:
-        """That of the rows whose keys are `ranges`."""
-        planes = torch.zeros(at.PLANES, *ranges.shape[1:])
-        planes[at.LARGEST] = NEVER
-        return Shared(planes, ranges.numpy(), np.zeros(at.EVENTS, np.int64))
 
 
 class CompiledRows(Rows):
@@ -283,31 +284,22 @@ class KVHead:
         ds = multiply(precision.dp, do, v.mT)
         at.differ(p.numpy(), ds.numpy(), self._planes, self._ranges, self.events, place, ops, settings)
         at.add_dq(self.dq.numpy(), multiply(precision.dq, ds, k).numpy(), place, ops)
-        tiles = _Tiles(met, len(q))
-        shares = tiles.products(precision.dk, ds, q)
-        at.add_in_turn(self.dk[there].numpy(), shares, tiles.turns, ops[at.ROUND_DK], ops[at.ADD_DK])
-        shares = tiles.products(precision.dv, p, do)
-        at.add_in_turn(self.dv[there].numpy(), shares, tiles.turns, ops[at.ROUND_DV], ops[at.ADD_DV])
+        height = min(met)[1] - first
+        in_order = np.array([(start - first) // height for start, _ in met])
+        turns = (np.arange(len(q))[:, None] * len(met) + in_order).ravel()
+        at.add_in_turn(self.dk[there].numpy(), _products(precision.dk, ds, q, height), turns, ops[at.ROUND_DK], ops[at.ADD_DK])
+        at.add_in_turn(self.dv[there].numpy(), _products(precision.dv, p, do, height), turns, ops[at.ROUND_DV], ops[at.ADD_DV])
 
 
-class _Tiles:
-    """The tiles of queries of a meeting in the order of their rows, and the turns in which they are added."""
+def _products(dot: Dot, p: Tensor, x: Tensor, height: int) -> np.ndarray:
+    """`P^T X` of each tile of rows, the last of which may be shorter, not rounded yet unless it is within the tile.
 
-    def __init__(self, met: list[Range], heads: int) -> None:
-        ordered = sorted(met)
-        place = {tile: i for i, tile in enumerate(ordered)}
-        turns = np.array([place[tile] for tile in met])
-        self.turns = (np.arange(heads)[:, None] * len(met) + turns).ravel()
-        self._height = ordered[0][1] - ordered[0][0]
-        self._whole = sum(stop - start == self._height for start, stop in ordered)
-        self._count = len(met)
-
-    def products(self, dot: Dot, p: Tensor, x: Tensor) -> np.ndarray:
-        """`P^T X` of each tile, not rounded yet unless it is within the tile, `[heads * tiles, columns, dim]`."""
-        rows = self._whole * self._height
-        left, right = (t[:, :rows].unflatten(1, (self._whole, self._height)) for t in (p, x))
-        shares = multiply(dot, left.mT, right)
-        if self._whole < self._count:
-            last = multiply(dot, p[:, rows:].mT, x[:, rows:])
-            shares = torch.cat([shares, last[:, None]], 1)
-        return shares.flatten(0, 1).numpy()
+    The shape is `[heads * tiles, columns, dim]`.
+    """
+    whole = p.shape[1] // height * height
+    left, right = (t[:, :whole].unflatten(1, (-1, height)) for t in (p, x))
+    shares = multiply(dot, left.mT, right)
+    if whole < p.shape[1]:
+        last = multiply(dot, p[:, whole:].mT, x[:, whole:])
+        shares = torch.cat([shares, last[:, None]], 1)
+    return shares.flatten(0, 1).numpy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,15 +16,14 @@ from triton.runtime.errors import OutOfResources
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, FP16, FP32, TF32, Format
 from numdev.arithmetic.quantise import Quantised, Smoothing
-from numdev.arithmetic.rounding import Cast
 from numdev.attention import accepts
 from numdev.attention.accepts import ALL, Accepts, of
 from numdev.attention.kernels import backward, casts, forward
-from numdev.attention.kernels.casts import INSTEAD, Spec, spec
+from numdev.attention.kernels.casts import INSTEAD, spec
 from numdev.attention.kernels.forward import Sizes, Tile, View
 from numdev.attention.kernels.launch import TABLES, Launch, Launches, block_side, held_dtype, interpreting
 from numdev.attention.mask import Mask
-from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, Row, is_harmless
+from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, is_harmless
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import DeltaForm, Maximum, Normalise, OnlineSoftmax, Recompute, SumOver
 from numdev.attention.tiling import KernelLaunch, Order, Tiling
@@ -167,7 +165,7 @@ def backward_code(
     early, late = not ragged and (window or (mask.causal and not of_rows)), ragged or window or ends
     return backward.Code(
         tile=_tile(launch.br, launch.bc, dim, request.order, mask)._replace(ragged=ragged),
-        policy=_backward_policy(request.precision, tuple(factors), request.tf32),
+        policy=_policy(request.precision, tuple(factors), request.tf32),
         masked=early or late,
         parts=2 if (early if request.order is Order.REVERSE else late) else 1,
         binary=request.recompute.exponential.binary,
@@ -181,36 +179,25 @@ def _tile(br: int, bc: int, dim: int, order: Order, mask: Mask) -> Tile:
 
 
 @lru_cache(maxsize=256)
-def _policy(precision: Precision, constants: tuple[float, ...], tf32: bool) -> Any:
-    """The steps of the forward pass; `constants` multiply or divide in some of them."""
-    inputs, probabilities = _formats_of(precision), precision.probabilities
-    assert isinstance(probabilities, Cast), "refused otherwise"
-    products = {"scores": operand(*inputs, tf32=tf32), "values": operand(*inputs, probabilities.to, tf32=tf32)}
-    return forward.Policy(*_specs(precision, forward.Policy._fields, constants, OPERATIONS, products))
-
-
-@lru_cache(maxsize=256)
-def _backward_policy(precision: BackwardPrecision, constants: tuple[float, ...], tf32: bool) -> Any:
-    """The steps of the backward pass."""
-    inputs, ds, p = precision.inputs.to, precision.ds.to, precision.probabilities.to
-    operands = {"scores": inputs, "dp": inputs, "dq": ds, "dk": ds, "dv": p}
-    products = {name: operand(inputs, fmt, tf32=tf32) for name, fmt in operands.items()}
-    return backward.Policy(*_specs(precision, backward.Policy._fields, constants, BACKWARD_OPERATIONS, products))
-
-
-def _specs(
-    precision: Precision | BackwardPrecision,
-    names: tuple[str, ...],
-    constants: tuple[float, ...],
-    table: Mapping[str, Row],
-    products: Mapping[str, int],
-) -> Iterator[Spec]:
-    for name in names:
-        step = getattr(precision, name)
+def _policy(precision: Precision | BackwardPrecision, constants: tuple[float, ...], tf32: bool) -> Any:
+    """The steps of a pass; `constants` multiply or divide in some of them."""
+    is_backward, specs = isinstance(precision, BackwardPrecision), []
+    policy: Any = backward.Policy if is_backward else forward.Policy
+    table = BACKWARD_OPERATIONS if is_backward else OPERATIONS
+    for name in policy._fields:
+        step, formats = getattr(precision, name), _formats_of(precision)
         once = not is_harmless(precision, torch.float32, name, constants, table)
         cast, every = (step.accumulate, step.every or 0) if isinstance(step, Dot) else (step, 0)
-        made = spec(cast, f"precision.{name}", once)
-        yield made._replace(every=every, product=products.get(name, casts.FP32_OPERANDS.value))
+        product = casts.FP32_OPERANDS.value
+        if name in _OPERANDS:
+            other = (getattr(precision, _OPERANDS[name]).to,) if _OPERANDS[name] else ()
+            product = operand(*formats, *other, tf32=tf32)
+        specs.append(spec(cast, f"precision.{name}", once)._replace(every=every, product=product))
+    return policy(*specs)
+
+
+# Of each product the step in whose format an operand is that is no input.
+_OPERANDS = {"scores": "", "dp": "", "values": "probabilities", "dv": "probabilities", "dq": "ds", "dk": "ds"}
 
 
 def operand(*formats: Format, tf32: bool = False) -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from enum import Enum
 from typing import Any
 
 import ipywidgets as widgets
 
 from numdev.attention.captured import Captured
-from numdev.attention.groups import GROUPS
 from numdev.attention.precision import FORMATS, Precision
-from numdev.attention.softmax import Normalise
-from numdev.attention.tiling import Order
-from numdev.explorer.view import CAPTURED, PRESETS, SOURCES, Settings, source_settings, word_of
-from numdev.settings import Setting, declared
+from numdev.explorer.view import CAPTURED, KNOWN, PRESETS, SOURCES, Settings, source_settings, word_of
+from numdev.settings import Setting
 
 Controls = dict[str, widgets.ValueWidget]
 
@@ -22,48 +19,40 @@ LABELS = "9.5em"
 """Width of the labels of widgets."""
 
 _POWERS = tuple(1 << power for power in range(4, 12))
+_FIELDS: dict[Any, type[widgets.ValueWidget]] = {int: widgets.IntText, float: widgets.FloatText, str: widgets.Text}
 
 
 def policy_controls(settings: Settings) -> Controls:
     """The preset, every step, the tile and the recurrence of one side, named by `policy_words`."""
-    known = _declared()
-    steps = [f"precision.{name}" for name in Precision.golden().steps()]
-    made: Controls = {"precision": choice("", PRESETS, known["precision.preset"].text)}
-    made |= {name: _format(known[name]) for name in steps}
-    made["tiling.bc"] = choice("", _POWERS, known["tiling.bc"].text, 64)
-    made["tiling.order"] = choice("", _values(Order), known["tiling.order"].text)
-    made["softmax.normalise"] = choice("", _values(Normalise), known["softmax.normalise"].text, Normalise.END.value)
+    made: Controls = {"precision": choice("", PRESETS, KNOWN["precision.preset"].text)}
+    made |= {name: control(KNOWN[name]) for name in (f"precision.{step}" for step in Precision.golden().steps())}
+    made["tiling.bc"] = choice("", _POWERS, KNOWN["tiling.bc"].text, 64)
+    made |= {name: control(KNOWN[name]) for name in ("tiling.order", "softmax.normalise")}
     put(made, settings)
     return made
 
 
 def policy_words(names: Iterable[str]) -> list[str]:
     """The labels of the settings of one side, which both sides share."""
-    known = _declared()
-    return ["preset" if name == "precision" else word_of(known[name]) for name in names]
+    return ["preset" if name == "precision" else word_of(KNOWN[name]) for name in names]
 
 
 def show_preset(controls: Controls) -> None:
-    """Shows the format of the preset in the empty fields of steps.
-
-    Raises:
-        BadInput: if there is no such preset.
-    """
+    """Shows the format of the preset in the empty fields of steps; raises BadInput if there is no such preset."""
     for name, text in Precision.parse(controls["precision"].value).steps().items():
         controls[f"precision.{name}"].placeholder = text
 
 
 def source_controls(name: str, settings: Settings) -> Controls:
     """The parameters of a source of q, k and v."""
-    made: Controls = {f"problem.source.{one.name}": _parameter(one) for one in source_settings(name)}
+    made = {f"problem.source.{one.name}": control(one, one.name) for one in source_settings(name)}
     put(made, settings)
     return made
 
 
 def shared_controls(settings: Settings) -> Controls:
     """Where q, k and v come from but for its parameters, how many there are, and the replicates."""
-    known = {one.name: one for one in declared(GROUPS["problem"])}
-    length, causal = known["n"], known["causal"]
+    length, causal = KNOWN["problem.n"], KNOWN["problem.causal"]
     made: Controls = {
         "problem": choice("q, k, v drawn from", SOURCES, "a distribution of the entries of q, k and v, or captured tensors"),
         "problem.n": choice(word_of(length), _POWERS, length.text, 512),
@@ -118,26 +107,18 @@ def box(label: str, text: str = "") -> widgets.Checkbox:
 def choice(label: str, options: Iterable[Any], text: str, value: Any = None) -> widgets.Dropdown:
     """A list to choose from; `text` says what is chosen."""
     known = list(options)
-    chosen = known[0] if value is None else value
-    return widgets.Dropdown(options=known, value=chosen, description=label, tooltip=text, **look(label))
+    return widgets.Dropdown(
+        options=known, value=known[0] if value is None else value, description=label, tooltip=text, **look(label)
+    )
 
 
-def _declared() -> dict[str, Setting]:
-    return {f"{group}.{one.name}": one for group, kind in GROUPS.items() for one in declared(kind)}
-
-
-def _values(kind: type[Enum]) -> list[Any]:
-    return [member.value for member in kind]
-
-
-def _format(step: Setting) -> widgets.Combobox:
-    """A format as the command line takes it; those that have presets are offered."""
-    names = [str(fmt) for fmt in FORMATS]
-    return widgets.Combobox(options=names, tooltip=step.text, continuous_update=False, **look(""))
-
-
-def _parameter(one: Setting) -> widgets.ValueWidget:
-    look_of: Mapping[str, Any] = {"description": one.name, "tooltip": one.text, "continuous_update": False, **look()}
-    if one.default is None or isinstance(one.default, str):
-        return widgets.Text(one.default or "", placeholder="all" if one.default is None else "", **look_of)
-    return (widgets.IntText if isinstance(one.default, int) else widgets.FloatText)(one.default, **look_of)
+def control(one: Setting, label: str = "") -> widgets.ValueWidget:
+    """The widget of a setting, by its type: a list, a number, text, or a format as the command line takes it."""
+    if isinstance(one.kind, type) and issubclass(one.kind, Enum):
+        return choice(label, [member.value for member in one.kind], one.text, one.default)
+    look_of: dict[str, Any] = {"description": label, "tooltip": one.text, "continuous_update": False, **look(label)}
+    if one.kind in _FIELDS:
+        return _FIELDS[one.kind](one.default, **look_of)
+    if one.kind == str | None:
+        return widgets.Text("", placeholder="all", **look_of)
+    return widgets.Combobox(options=[str(fmt) for fmt in FORMATS], **look_of)

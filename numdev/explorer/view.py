@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -18,7 +18,7 @@ from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.groups import GROUPS
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Source
+from numdev.attention.problem import Problem
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
@@ -46,7 +46,10 @@ SHARED: Settings = {
 
 _SOURCE = "problem.source."
 _POLICY = ("precision", "tiling", "softmax")  # the groups that say how attention is computed
-_DEFAULTS = {f"{group}.{one.name}": one.default for group in _POLICY for one in declared(GROUPS[group])}
+KNOWN = {f"{group}.{one.name}": one for group, kind in GROUPS.items() for one in declared(kind)}
+"""Settings by their names on the command line."""
+
+_DEFAULTS = {name: one.default for name, one in KNOWN.items() if name.startswith(_POLICY)}
 _DEFAULTS |= {"tiling.br": Tiling().br, "tiling.bc": Tiling().bc, "tiling.order": Tiling().order.value}  # which null stands for
 _WORDS = {"inputs": "rounding of q, k, v"}  # which are inputs too where they are drawn
 _KEPT = 64  # points that stay measured: a change of one policy measures nothing of the other again
@@ -86,16 +89,30 @@ class View:
             BadInput: for a setting that does not exist, and for a value that cannot be used.
         """
         explicit = {name: value for name, value in settings.items() if value is not None}
-        known = list(_names(str(explicit.get("problem", SHARED["problem"]))))
+        every = {**SHARED, **explicit}
+        kind = every["problem"]
+        known = ("problem", "precision", "seeds", "device", *(_SOURCE + one.name for one in source_settings(str(kind))), *KNOWN)
         for name, value in explicit.items():
             if name not in known:
                 raise BadInput(name, value, f"there is no such setting; {one_of(name, known, most=12)}")
-        source = _source({**SHARED, **explicit})
-        every = {**SHARED, **(_head(source) if isinstance(source, Captured) else {}), **explicit}
+        own = {name.removeprefix(_SOURCE): value for name, value in explicit.items() if name.startswith(_SOURCE)}
+        source = Captured(**own) if kind == CAPTURED else Distribution(Kind(kind), **own)
+        if isinstance(source, Captured):
+            shape = source.shape
+            sizes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+            sizes["n"] = min(shape.queries, shape.keys)
+            every = {**SHARED, **{f"problem.{name}": size for name, size in sizes.items()}, **explicit}
         every["precision"] = every.pop("precision.preset", every["precision"])
         every = {name: value for name, value in every.items() if value != _DEFAULTS.get(name)}
         problem = make(Problem, {"source": source, **_arguments(every, "problem")}, "problem")
-        return View(every, problem, _variant(every, problem.shape.head_dim))
+        steps = _arguments(every, "precision") | {"preset": every["precision"]}
+        quantise = {name.partition(".")[2]: steps.pop(name) for name in list(steps) if "." in name}
+        variant = Tiled(
+            make(Precision, {**steps, "quantise": quantise}, "precision"),
+            make(Tiling, {**_arguments(every, "tiling"), "head_dim": problem.shape.head_dim}, "tiling"),
+            make(OnlineSoftmax, _arguments(every, "softmax"), "softmax"),
+        )
+        return View(every, problem, variant)
 
     @property
     def seeds(self) -> int:
@@ -105,10 +122,8 @@ class View:
     @property
     def title(self) -> str:
         """The policy in words: its preset, and what differs from the defaults."""
-        words = {f"{group}.{one.name}": word_of(one) for group in _POLICY for one in declared(GROUPS[group])}
-        return ", ".join(
-            [self.settings["precision"], *(f"{words[name]} = {value}" for name, value in self._of(*_POLICY).items())]
-        )
+        differs = (f"{word_of(KNOWN[name])} = {value}" for name, value in self._of(*_POLICY).items())
+        return ", ".join([self.settings["precision"], *differs])
 
     @property
     def command(self) -> str:
@@ -120,52 +135,16 @@ class View:
         overrides |= {name: self.settings[name] for name in ("seeds", "device")}
         return shlex.join(["numdev", "measure", *(f"{name}={_written(value)}" for name, value in overrides.items())])
 
-    @property
-    def key(self) -> str:
-        """The key of its record."""
-        return bench(self.settings["device"]).key(self.problem, self.variant, baseline_for(self.variant.format), self.seeds)
-
     def _of(self, *groups: str) -> dict[str, Any]:
         """The settings of some groups."""
         return {name: value for name, value in self.settings.items() if name.rpartition(".")[0].partition(".")[0] in groups}
 
 
-def _source(settings: Settings) -> Source:
-    """Where q, k and v come from."""
-    own = {name.removeprefix(_SOURCE): value for name, value in settings.items() if name.startswith(_SOURCE)}
-    name = settings["problem"]
-    return Captured(**own) if name == CAPTURED else Distribution(Kind(name), **own)
-
-
-def _head(source: Captured) -> dict[str, Any]:
-    """The settings of one head of captured tensors."""
-    shape = source.shape
-    sizes = {"n": min(shape.queries, shape.keys), "heads": shape.heads, "kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    return {f"problem.{name}": size for name, size in sizes.items()}
-
-
-def _variant(settings: Settings, head_dim: int) -> Tiled:
-    steps = _arguments(settings, "precision") | {"preset": settings["precision"]}
-    quantise = {name.partition(".")[2]: steps.pop(name) for name in list(steps) if "." in name}
-    return Tiled(
-        make(Precision, {**steps, "quantise": quantise}, "precision"),
-        make(Tiling, {**_arguments(settings, "tiling"), "head_dim": head_dim}, "tiling"),
-        make(OnlineSoftmax, _arguments(settings, "softmax"), "softmax"),
-    )
-
-
 def _arguments(settings: Settings, group: str) -> dict[str, Any]:
     """Every setting of a group; a default that refers to another one has its value."""
-    values = {one.name: settings.get(f"{group}.{one.name}", one.default) for one in declared(GROUPS[group])}
+    own = {name: one for name, one in KNOWN.items() if name.partition(".")[0] == group}
+    values = {one.name: settings.get(name, one.default) for name, one in own.items()}
     return {name: values[value[3:-1]] if str(value).startswith("${.") else value for name, value in values.items()}
-
-
-def _names(source: str) -> Iterator[str]:
-    """Every setting that a view with inputs from this source may have."""
-    yield from ("problem", "precision", "seeds", "device")
-    yield from (f"{_SOURCE}{one.name}" for one in source_settings(source))
-    for group, kind in GROUPS.items():
-        yield from (f"{group}.{one.name}" for one in declared(kind))
 
 
 def word_of(one: Setting) -> str:
@@ -187,13 +166,7 @@ def _written(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Measured:
-    """One view measured.
-
-    Attributes:
-        record: of all replicates.
-        out: O of one head of one replicate, `[queries, head_dim]`.
-        golden: exact attention on the unrounded inputs of the same.
-    """
+    """A record of all replicates; O of one head of one, `[queries, head_dim]`, and exact attention on its unrounded inputs."""
 
     record: Record
     out: Tensor

@@ -11,7 +11,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from numdev.api import bench
 from numdev.attention.distributions import Kind
+from numdev.attention.emulation import baseline_for
 from numdev.cli import build, expand
 from numdev.cli.compose import Library, config_folder, register
 from numdev.cli.main import main
@@ -34,9 +36,11 @@ def key_of_command(command: str) -> str:
     OmegaConf.set_struct(cfg, False)
     del cfg["hydra"]
     point = build.point(request_of(cfg, hydra, expand.expander(hydra, cfg)))
-    from numdev.api import bench
-
     return bench(cfg.device).key(point.problem, point.variant, point.baseline, point.seeds)
+
+
+def key_of(view: View) -> str:
+    return bench("cpu").key(view.problem, view.variant, baseline_for(view.variant.format), view.seeds)
 
 
 @pytest.mark.parametrize(
@@ -55,13 +59,13 @@ def key_of_command(command: str) -> str:
 )
 def test_the_command_expands_to_the_point_of_the_view(settings: dict[str, Any]) -> None:
     view = View.of({"problem.n": 64, **settings} if settings.get("problem") != "captured" else settings)
-    assert key_of_command(view.command) == view.key
+    assert key_of_command(view.command) == key_of(view)
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
 def test_so_it_does_for_every_distribution(kind: Kind) -> None:
     view = View.of({"problem": kind.value, "problem.n": 32})
-    assert key_of_command(view.command) == view.key
+    assert key_of_command(view.command) == key_of(view)
 
 
 def test_presets_and_sources_are_options_of_the_command_line() -> None:
@@ -76,7 +80,7 @@ def test_a_file_of_any_shape_and_name_is_measured_by_its_command(tmp_path: Path)
     torch.save({f"layer.{name}": torch.randn(count, 24, 64) for name, count in heads.items()}, path)
     view = View.of({"problem": "captured", "problem.source.path": str(path), "seeds": 2})
     assert (view.problem.shape.heads, view.problem.shape.kv_heads, view.problem.shape.keys) == (2, 1, 24)
-    assert key_of_command(view.command) == view.key
+    assert key_of_command(view.command) == key_of(view)
 
 
 def test_the_command_measures_what_the_view_has_measured(tmp_path: Path) -> None:

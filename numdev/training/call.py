@@ -76,9 +76,8 @@ class Call:
     def of(arguments: Arguments, reader: MaskReader) -> Call:
         """The call that computes what torch's function would with these arguments.
 
-        Raises:
-            BadInput: naming the argument of torch's function, for shapes that do not fit together.
-            Unsupported: naming the argument, for what no implementation here has, or what no `Mask` states.
+        Raises BadInput or Unsupported, naming the argument, for shapes that do not fit together, for what no implementation here
+        has, and for what no `Mask` states.
         """
         arguments.check()
         arguments = arguments.cast()
@@ -121,9 +120,8 @@ class MaskReader:
     def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Mask:
         """The `Mask` that says the same as a mask tensor of scores of a shape `[..., heads, queries, keys]`.
 
-        Raises:
-            BadInput: for a tensor that does not fit the scores.
-            Unsupported: for one that is added to the scores, that no `Mask` states, or that the host must not wait for.
+        Raises BadInput for a tensor that does not fit the scores; Unsupported for one that is added to them, that no `Mask`
+        states, or that the host must not wait for.
         """
         bias = sys.modules.get("torch.nn.attention.bias")
         if bias is not None and isinstance(tensor, bias.CausalBias):  # states a mask without holding one

@@ -184,11 +184,7 @@ def _shown(part: Captioned, rows: np.ndarray) -> Captioned:
 
 @dataclass(frozen=True)
 class Text:
-    """A text, whose last tenth is held out of training; a byte is a token. `digest` is the SHA-256 of the file.
-
-    Raises:
-        BadInput: there is no such file, or nothing in it.
-    """
+    """A text, whose last tenth is held out of training; a byte is a token. `digest` is the SHA-256 of the file."""
 
     path: str = setting("numdev", "file of text; `numdev` is prose of its own documentation")
     digest: str = field(init=False, repr=False)

@@ -37,11 +37,7 @@ class Numerics(Enum):
 
 
 class Restart(Enum):
-    """A restart after half of the steps.
-
-    `none`; `exact`: the run is stopped and resumed from its checkpoint; `lossy`: from a checkpoint whose weights and moments were
-    rounded to BF16; `weights_only`: from a checkpoint without the moments of the optimizer, which start from zero again.
-    """
+    """A restart after half of the steps: `lossy` from a checkpoint whose weights and moments were rounded to BF16."""
 
     NONE = "none"
     EXACT = "exact"
@@ -56,10 +52,8 @@ class Rung:
     `attention` computes attention, forward and backward (`numdev.attention.differentiable.Backward`). `ulp` moves the weight that
     `numdev.training.state.moved` names. A later rounding may take the move back: of the weight to BF16 under autocast, or of its
     first updates. Then the weights of the run are those of the reference again, which says nothing of chaos; 65,536 is one last
-    place of BF16. `order` is explained in `Run.batches`, `watch` in `numdev.training.watch`.
-
-    Raises:
-        BadInput: naming the setting; and for an attention that does not compute in the format of the run.
+    place of BF16. `order` is explained in `Run.batches`, `watch` in `numdev.training.watch`. Raises BadInput, also for an
+    attention that does not compute in the format of the run.
     """
 
     attention: Any = held(follows="backward")
@@ -124,6 +118,5 @@ class Reference:
 
 GROUPS: dict[str, type] = {"rung": Rung, **{name: kind for name, kind in BACKWARD_GROUPS.items() if name != "problem"}}
 """The groups and nodes of training whose settings are declared here or with attention; an option of `task` has its own."""
-
 DEFAULTS: dict[str, Any] = BACKWARD_DEFAULTS | {"tiling.head_dim": None}  # which follows from the task
 """Defaults that differ from those of the fields."""

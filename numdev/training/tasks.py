@@ -35,11 +35,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A frozen dataclass of what is trained; `numdev.results.record.describe` makes its key of its fields.
-
-    Raises:
-        BadInput: for the first field that cannot be used, by its name.
-    """
+    """A frozen dataclass of what is trained; `numdev.results.record.describe` makes its key of its fields."""
 
     learning_rate: float = setting(3e-3, "largest learning rate of AdamW")
     warmup: int = setting(30, "steps over which the learning rate rises")

@@ -61,10 +61,9 @@ def weight_deviation(
     start: Float[Tensor, "*shape"],
     reference_start: Float[Tensor, "*shape"],
 ) -> dict[str, float]:
-    """`METRICS` of two tensors, which differ from their initial values, on their device, in FP64; NaN where one is not finite.
+    """`METRICS` of two tensors with their initial values, on their device, in FP64; NaN where one is not finite.
 
-    Raises:
-        BadInput: for a tensor without elements.
+    Raises BadInput for a tensor without elements.
     """
     if weights.numel() == 0:
         raise BadInput("weights", tuple(weights.shape), "give a tensor that holds something")
@@ -174,17 +173,13 @@ class WeightsOverTraining(Kind):
 
     def columns_of(self, point: Point) -> dict[str, tuple[Column, ...]]:
         """`watch` is among them where the rung is watched."""
-        watched = {WATCH: WATCHED} if isinstance(point.variant, Rung) and point.variant.watch else {}
-        return self.columns | watched
+        return self.columns | ({WATCH: WATCHED} if isinstance(point.variant, Rung) and point.variant.watch else {})
 
     def run(self, point: Point, context: Context) -> Findings:
         """Trains each replicate of the rung and of its reference that has not been trained yet.
 
-        A run whose loss stops being finite is reported in `nonfinite`, with the step; its tables end there.
-
-        Raises:
-            BadInput: for what is no task or no rung, and for a run that cannot be trained.
-            Unsupported: for a model or an attention that cannot be trained as configured.
+        A run whose loss stops being finite is reported in `nonfinite`, with the step; its tables end there. Raises BadInput for
+        what is no task or no rung, and as `train` does.
         """
         if not isinstance(point.problem, Task):
             hint = "it is no numdev.training.tasks.Task; give task=NAME, an option"
@@ -202,8 +197,8 @@ class WeightsOverTraining(Kind):
                 reference = Run(point.problem, point.baseline, seed)
                 theirs = finished(reference, f"reference of replicate {seed}", folder, context)
                 rows = {WEIGHTS: _weights(ours, theirs, context.device), LOSS: _losses(ours, theirs), RUN: [_run(ours, theirs)]}
-                for name, own in (rows | ({WATCH: _watched(ours)} if ours.watched else {})).items():
-                    tables[name] += ({"seed": seed} | row for row in own)
+                for name in tables:
+                    tables[name] += ({"seed": seed} | row for row in (rows | {WATCH: _watched(ours)})[name])
                 if reason := _stopped(ours, theirs):
                     stopped.append(f"replicate {seed}: {reason}")
         return Findings(tables, nonfinite="; ".join(stopped))
@@ -229,10 +224,10 @@ def _losses(ours: Trained, theirs: Trained) -> list[dict[str, Any]]:
 
 
 def _watched(trained: Trained) -> list[dict[str, Any]]:
-    """The figures of attention in every step, beside its loss."""
+    """The figures of attention in every step, beside its loss; none of a rung that is not watched."""
     names = [column.name for column in WATCHED[1:]]
-    steps = zip(trained.losses, trained.gradient_norms, trained.watched, strict=True)
-    return [dict(zip(names, (step, loss, norm, *row), strict=True)) for step, (loss, norm, row) in enumerate(steps, start=1)]
+    steps = enumerate(zip(trained.losses, trained.gradient_norms, trained.watched, strict=False), start=1)
+    return [dict(zip(names, (step, loss, norm, *row), strict=True)) for step, (loss, norm, row) in steps]
 
 
 def shown(steps: int) -> list[int]:

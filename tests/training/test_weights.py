@@ -23,7 +23,7 @@ from numdev.errors import BadInput
 from numdev.measurement.runner import Context, Kept, Point, Runner
 from numdev.results.record import Record, Status
 from numdev.training.run import Run
-from numdev.training.rung import Numerics, Rung
+from numdev.training.rung import APART, Numerics, Rung
 from numdev.training.weights import (
     LOSS,
     METRICS,
@@ -109,31 +109,42 @@ def of_model(record: Record) -> list[dict[str, Any]]:
 
 
 class TestTables:
-    def test_rows_have_the_columns_that_are_stated(self, tmp_path: Path) -> None:
-        record = measured(tmp_path, replace(REFERENCE, init=1), seeds=2)
+    def test_rows_have_the_columns_that_are_stated_and_progress_is_reported(self, tmp_path: Path) -> None:
+        reports: list[tuple[int, int, str]] = []
+        replicates: list[tuple[int, int]] = []
+        where: Any = {"within": lambda *at: reports.append(at), "told": lambda *at: replicates.append(at)}
+        record, task = measured(tmp_path, replace(REFERENCE, init=1), seeds=2, **where), Toy()
         assert (record.kind, record.operation, record.status) == ("training", "training", Status.OK)
         assert list(record.tables) == [WEIGHTS, LOSS, RUN]
         for name, rows in record.tables.items():
             assert {tuple(row) for row in rows} == {tuple(column.name for column in record.columns[name])}
         assert [row["step"] for row in of_model(record)] == [0, 1, 2, 4, 8, 12] * 2
         assert [row["step"] for row in record.table(LOSS)] == [*range(1, 13)] * 2
-        assert {row["tensor"] for row in record.table(WEIGHTS)} == {MODEL, *dict(Toy().model(0).named_parameters())}
-        run, task = record.table(RUN)[0], Toy()
+        assert {row["tensor"] for row in record.table(WEIGHTS)} == {MODEL, *dict(task.model(0).named_parameters())}
+        run = record.table(RUN)[0]
         with torch.no_grad():
-            assert run["untrained_loss"] > max(run["held_out_loss"], run["baseline_held_out_loss"])
+            untrained = float(task.loss(task.model(APART), task.held_out()))
+        assert run["untrained_loss"] == pytest.approx(untrained, rel=1e-6)
+        assert untrained > max(run["held_out_loss"], run["baseline_held_out_loss"])
         assert run["held_out_loss"] != run["baseline_held_out_loss"]
         assert (run["calls"], run["missed"], run["stopped"], run["samples"]) == (1, 0, "", "")
-        same = measured(tmp_path, replace(REFERENCE, order=1)).table(RUN)[0]
-        with torch.no_grad():
-            assert same["untrained_loss"] == pytest.approx(float(task.loss(task.model(0), task.held_out())), rel=1e-6)
+        assert replicates == [(1, 2), (2, 2)]
+        names = list(dict.fromkeys(text.partition(":")[0] for _, _, text in reports))
+        assert names == ["replicate 0", "reference of replicate 0", "replicate 1", "reference of replicate 1"]
+        assert all(total == 12 and "loss" in text and "steps/s" in text for _, total, text in reports)
 
-    def test_the_sham_differs_by_nothing_and_is_really_run(self, tmp_path: Path) -> None:
+    def test_the_sham_differs_by_nothing_and_is_really_run_and_points_share_the_reference(self, tmp_path: Path) -> None:
         record = measured(tmp_path, replace(REFERENCE, repeat=1))
-        assert len(trained(tmp_path)) == 2
+        before = {path: path.stat().st_mtime_ns for path in trained(tmp_path)}
+        assert len(before) == 2
         assert {row["max_difference"] for row in record.table(WEIGHTS)} == {0.0}
         (run,) = record.table(RUN)
         assert (run["same_bits"], run["checksum"]) == (1, run["baseline_checksum"])
         assert [row["loss"] for row in record.table(LOSS)] == [row["baseline_loss"] for row in record.table(LOSS)]
+        measured(tmp_path, replace(REFERENCE, ulp=2))
+        measured(tmp_path, replace(REFERENCE, repeat=1))
+        assert len(trained(tmp_path)) == 3
+        assert before.items() <= {path: path.stat().st_mtime_ns for path in trained(tmp_path)}.items()
 
     @given(st.integers(0, 5000))
     def test_rows_of_losses_are_at_most_five_hundred(self, steps: int) -> None:
@@ -146,24 +157,6 @@ class TestTables:
 
 
 class TestRuns:
-    def test_points_share_the_reference(self, tmp_path: Path) -> None:
-        measured(tmp_path, replace(REFERENCE, ulp=1))
-        before = {path: path.stat().st_mtime_ns for path in trained(tmp_path)}
-        measured(tmp_path, replace(REFERENCE, ulp=2))
-        measured(tmp_path, replace(REFERENCE, ulp=1))
-        assert (len(before), len(trained(tmp_path))) == (2, 3)
-        assert before.items() <= {path: path.stat().st_mtime_ns for path in trained(tmp_path)}.items()
-
-    def test_progress_is_reported_with_loss_and_rate(self, tmp_path: Path) -> None:
-        reports: list[tuple[int, int, str]] = []
-        replicates: list[tuple[int, int]] = []
-        where: Any = {"within": lambda *at: reports.append(at), "told": lambda *at: replicates.append(at)}
-        measured(tmp_path, replace(REFERENCE, init=1), seeds=2, **where)
-        assert replicates == [(1, 2), (2, 2)]
-        names = list(dict.fromkeys(text.partition(":")[0] for _, _, text in reports))
-        assert names == ["replicate 0", "reference of replicate 0", "replicate 1", "reference of replicate 1"]
-        assert all(total == 12 and "loss" in text and "steps/s" in text for _, total, text in reports)
-
     def test_another_process_that_trains_the_same_is_waited_for(self, tmp_path: Path) -> None:
         run = Run(Toy(4), REFERENCE, 0)
         own = tmp_path / run.key(CPU)

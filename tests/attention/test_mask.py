@@ -82,3 +82,10 @@ def test_impossible_masks_are_refused() -> None:
         with pytest.raises(BadInput, match=r"^problem\.key_lengths: "):
             Mask(key_lengths=lengths).check(batch=2, keys=7)
     Mask(key_lengths=(7, 0)).check(batch=2, keys=7)
+
+
+def test_keys_that_do_not_exist_are_zero() -> None:
+    x = torch.full((2, 3, 7, 4), torch.nan)
+    x[0, :, :5], x[1, :, :2] = 1.0, 1.0
+    assert torch.equal(Mask(key_lengths=(5, 2)).without_padding(x), x.nan_to_num(0.0))
+    assert Mask().without_padding(x) is x

@@ -82,13 +82,6 @@ def test_what_is_not_known_must_be_said(variant: Attention, dim: int, field: str
         emulation_of(Sdpa(Backend.CUDNN), of(64), bc=128)
 
 
-def test_flex_under_a_mask_has_an_order_of_its_own() -> None:
-    causal = Mask(causal=True)
-    with pytest.raises(BadInput, match=r"^tiling.order: .*cuts come first"):
-        emulation_of(Flex(bc=64), of(64), causal)
-    assert emulation_of(Flex(bc=64), of(64), causal, order=FORWARD).tiling == Tiling(bc=64)
-
-
 class TestFlashOnAGpu:
     """Of 132 multiprocessors: with fewer than 212 blocks of 64 rows FlashAttention-2 splits the keys."""
 

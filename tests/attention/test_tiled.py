@@ -21,22 +21,18 @@ from numdev.attention.base import Output
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
-from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.attention.softmax import EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from tests.attention.bounds import EXP2_ERRORS
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
-from tests.oracles.table import exactly_scaled
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL: Sizes = (2, 2, 1, 9, 23, 8)
 RANDOM = "bf16:stochastic:seed=2"
 BATCH_ONE: Sizes = (1, 2, 1, 21, 37, 12)
 
-DEGREES = sorted(EXP2_MINIMAX)
 EXACT_KINDS = [Exponential.EXP, Exponential.EXP2]
 
 tilings = st.builds(
@@ -74,19 +70,14 @@ def assert_same(a: Output, b: Output) -> None:
     assert torch.equal(lse_of(a).isnan(), lse_of(b).isnan())
 
 
-def check_against_exact(
-    inputs: tuple[Tensor, Tensor, Tensor], tiling: Tiling, soft: OnlineSoftmax, mask: Mask, relative: float = 0.0
-) -> None:
-    """Within `tiled_error` of Exact, whose own error is no larger: `c N u max |v|` with `c = 2 tiled_error / N`.
-
-    `relative` is an error of P beyond FP64's: numerator and denominator, so that `out` is off by twice as much.
-    """
+def check_against_exact(inputs: tuple[Tensor, Tensor, Tensor], tiling: Tiling, soft: OnlineSoftmax, mask: Mask) -> None:
+    """Within `tiled_error` of Exact, whose own error is no larger: `c N u max |v|` with `c = 2 tiled_error / N`."""
     q, k, v = inputs
     scale = 1 / math.sqrt(q.shape[3])
     got, want = Tiled(Precision.golden(), tiling, soft)(q, k, v, mask), Exact()(q, k, v, mask)
     keys, tiles = k.shape[2], math.ceil(k.shape[2] / tiling.bc)
     beta = soft.tie_shift or 1.0
-    bound = 2 * tiled_error(q.shape[3], keys, reach(q, k, scale), tiles, tiling.splits, beta) * U64 + 2.1 * relative
+    bound = 2 * tiled_error(q.shape[3], keys, reach(q, k, scale), tiles, tiling.splits, beta) * U64
     assert float((got.out - want.out).abs().max()) <= bound * float(v.abs().max())
     empty = is_fully_masked(mask, q.shape[0], q.shape[2], keys)[:, None].expand(lse_of(want).shape)
     assert torch.equal(lse_of(got).isneginf(), empty)
@@ -110,17 +101,6 @@ def test_any_tiling_in_double_precision_is_exact(
     """Ragged ends, more queries than keys, more splits than tiles, and large scores among them."""
     lengths = None if mask.key_lengths is None else (min(mask.key_lengths[0], sizes[1]),)
     check_against_exact(draw((1, *heads, *sizes), seed, spread), tiling, soft, replace(mask, key_lengths=lengths))
-
-
-@pytest.mark.parametrize("degree", DEGREES)
-@pytest.mark.parametrize(("share", "threshold"), [(1.0, 8.0), (0.25, 0.0)])
-def test_a_polynomial_costs_twice_its_error(degree: int, share: float, threshold: float) -> None:
-    """P off by e in numerator and denominator, whatever the tiling, since alpha is exact; log l is off by e."""
-    soft = OnlineSoftmax(exp=Exponential.polynomial(EXP2_MINIMAX[degree], share), rescale_threshold=threshold)
-    inputs, error = draw(SIZES, spread=2.0), EXP2_ERRORS[degree]
-    check_against_exact(inputs, Tiling(16, 8), soft, Mask(causal=True), relative=error)
-    got = Tiled(Precision.golden(), Tiling(16, 8), soft)(*inputs, Mask()).out
-    assert float((got - Exact()(*inputs, Mask()).out).abs().max()) > error / 100, "the polynomial is in use"
 
 
 @settings(max_examples=40)
@@ -225,21 +205,6 @@ def test_error_halves_with_every_mantissa_bit(normalise: Normalise, splits: int)
     x, y = torch.tensor(bits, dtype=torch.float64), torch.tensor(errors, dtype=torch.float64)
     slope = float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
     assert abs(slope + 1) <= 0.1
-
-
-@pytest.mark.parametrize("inputs", ["bf16", "bf16:toward_zero"])
-@pytest.mark.parametrize("path", [Path.TENSORS, Path.COMPILED])
-def test_scaled_queries_are_rounded_once(path: Path, inputs: str) -> None:
-    """`scale_on=queries` equals factor 1 on queries that rational arithmetic scales and rounds, at a scale near many ties."""
-    precision = Precision.uniform(BF16).with_step(inputs=inputs)
-    q, k, v = precision.round_inputs(*draw(BATCH_ONE))
-    scaled = exactly_scaled(q, 0.7, Cast.parse(inputs))
-    with by(path):
-        on_q = Tiled(precision, Tiling(16, 16), OnlineSoftmax(scale_on=ScaleOn.QUERIES))(q, k, v, Mask(), 0.7)
-        by_hand = Tiled(precision, Tiling(16, 16))(scaled, k, v, Mask(), 1.0)
-        on_s = Tiled(precision, Tiling(16, 16))(q, k, v, Mask(), 0.7)
-    assert_same(on_q, by_hand)
-    assert not torch.equal(on_q.out, on_s.out)
 
 
 @pytest.mark.parametrize(

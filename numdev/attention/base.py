@@ -206,11 +206,7 @@ class Attention(Implementation):
         return self(q, k, v, mask, scale)
 
     def unrounded(self) -> Attention:
-        """Its copy that returns O as it is before the last cast.
-
-        Raises:
-            Unsupported: if it can only return the rounded one.
-        """
+        """Its copy that returns O as it is before the last cast; Unsupported if it can only return the rounded one."""
         raise Unsupported("recompute.output", f"{type(self).__name__} can only return its output rounded; use rounded")
 
     def leaving(self, reads: OutputForDelta) -> Attention:

@@ -87,11 +87,7 @@ class Backward(Implementation):
 
 
 def saved_by(forward: Attention, reads: OutputForDelta, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Saved:
-    """The O and the LSE of a forward pass on q, k and v, rounded by its own policy.
-
-    Raises:
-        Unsupported: if it returns no LSE, or if O is to be unrounded and it can only return the rounded one.
-    """
+    """The O and the LSE of a forward pass on q, k and v, rounded by its own policy."""
     forward = forward.leaving(reads)
     q, k, v = inputs
     return forward.saved(forward(*forward.round_inputs(q, k, v), mask, scale))

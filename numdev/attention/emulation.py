@@ -48,11 +48,7 @@ class NaiveBaseline:
     normalise: Normalise = setting(Normalise.EACH, "when the baseline divides by l: each, before the product with V, or end")
 
     def of(self, variant: Attention | Backward, problem: Problem) -> Naive | NaiveBackward:
-        """The baseline of a variant on a problem, which returns what the variant does.
-
-        Raises:
-            BadInput: naming the setting.
-        """
+        """The baseline of a variant on a problem, which returns what the variant does."""
         if "out" in variant.formats:
             return Naive(self._policy(Precision, variant.format), self.normalise)
         if self.normalise is not Normalise.EACH:
@@ -98,12 +94,7 @@ class EmulationBaseline:
     )
 
     def of(self, variant: Attention | Backward, problem: Problem) -> Tiled | TiledBackward:
-        """The emulation of a variant on a problem.
-
-        Raises:
-            BadInput: for what is neither known nor set.
-            NotHonoured: for a variant that does not say how it walks over the keys, and for what only gradients have.
-        """
+        """The emulation of a variant on a problem; what is neither known nor set, or not honoured, is refused by name."""
         if isinstance(variant, Backward):
             tiles = {"br": self.br, "bc": self.bc, "order": self.order, "query_order": self.query_order}
             forward = variant.forward_pass if self.forward is ForwardPass.OWN else None

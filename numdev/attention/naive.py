@@ -126,9 +126,7 @@ class NaiveBackward(Backward):
     from `TiledBackward` with one tile as large as the problem: P is `exp(S - m) / l`, stored, and used in all three; delta is
     always computed from P; dS is rounded by `ds`, then scaled and rounded by `ds` again, as torch does.
 
-    Attributes:
-        precision: of the backward pass. `scores` and `exponential` are not used: nothing is recomputed.
-        forward: of the forward pass, which computes P.
+    Of `precision` the steps `scores` and `exponential` are not used: nothing is recomputed. P is computed under `forward`.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(
@@ -149,7 +147,6 @@ class NaiveBackward(Backward):
         return Naive(self.forward)
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
-        """The cost model of the operations that it emulates."""
         return CostModel(Algorithm.VANILLA, Width.of(self.format, self.format), holds_scores=True)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:

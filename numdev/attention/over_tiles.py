@@ -24,13 +24,7 @@ READ_BACKWARD = BACKWARD_STEPS | FORWARD_STEPS | RECURRENCE | RECOMPUTED | (TILE
 
 @dataclass(frozen=True)
 class OverTiles(Attention):
-    """A forward pass over tiles.
-
-    Attributes:
-        precision: the format of each step.
-        tiling: which tiles, in which order.
-        softmax: the recurrence.
-    """
+    """A forward pass over tiles: the format of each step, the tiles in their order, and the recurrence."""
 
     precision: Precision
     tiling: Tiling = Tiling()
@@ -62,14 +56,7 @@ class OverTiles(Attention):
 
 @dataclass(frozen=True)
 class GradientsOverTiles(Backward):
-    """A forward pass, then a backward pass over tiles.
-
-    Attributes:
-        forward: the forward pass, which saves O and LSE.
-        precision: the format of each step.
-        tiling: which tiles, in which order; one split.
-        recompute: how P and delta are recomputed.
-    """
+    """A forward pass, which saves O and LSE, then a backward pass over tiles of one split."""
 
     forward: Attention
     precision: BackwardPrecision

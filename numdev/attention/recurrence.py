@@ -172,10 +172,7 @@ class Rows:
 class BackwardRun:
     """The part of a backward run that is the same for all tiles. All tensors are in the carrier, with heads grouped.
 
-    Attributes:
-        lse: in the units of the scores.
-        factor: softmax scale.
-        meetings: of tiles, in the order in which they are added.
+    LSE is in the units of the scores, `factor` the softmax scale, and meetings of tiles are in the order of their sums.
     """
 
     steps: BackwardSteps
@@ -257,10 +254,7 @@ class BackwardRun:
 class Recomputed:
     """P and dP of the rows and the KV tile of a meeting, 0 where a row does not see a key.
 
-    Attributes:
-        visible: what rows see; None for all.
-        here, there: the place of the rows, with their heads, and of the keys.
-        met: the tiles of queries, in their order.
+    `here` and `there` are the places of the rows, with their heads, and of the keys; `met` the tiles of queries in their order.
     """
 
     p: Float[Tensor, "batch kv_heads heads rows columns"]

@@ -37,10 +37,7 @@ Kind = TypeVar("Kind", bound="CommonSteps[Any]")
 class CommonSteps(Generic[AnyPrecision]):
     """The steps that both passes have. A method works in the memory of its first argument where it can.
 
-    Attributes:
-        precision: the format of each step.
-        carrier: the dtype of all tensors.
-        noise: where stochastic rounding takes its random numbers; None without it.
+    All tensors are in the carrier. From the noise stochastic rounding takes its random numbers; None is without it.
     """
 
     table: ClassVar[Mapping[str, Row]]

@@ -55,10 +55,7 @@ class Tiled(OverTiles):
     and v, on `bc`, the order and the splits; never on `br` or on other rows. (Under stochastic rounding it also depends on the
     row's place.)
 
-    Attributes:
-        precision, tiling, softmax: as in `OverTiles`.
-        count: whether to fill `Output.counters`; counting reads every P twice more. None counts too, but lets the instrumented
-            kernel, which counts nothing, take a long run on a GPU; with the others no kernel takes it.
+    Counting its events reads every P twice more.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ | {"attention.count"})
@@ -127,11 +124,7 @@ class TiledBackward(GradientsOverTiles):
     group and, within a head, over the query tiles in `query_order`. So `br`, `bc` and both orders change bits. A kernel that
     adds to dQ by atomics has no fixed order: `Order.RANDOM` with a seed draws one for dQ; `query_order` is that of dK and dV.
 
-    Attributes:
-        forward, precision, tiling, recompute: as in `GradientsOverTiles`.
-        query_order: order of the query tiles; None is the tiling's.
-        count: whether to fill `Gradients.counters`; counting changes no result.
-        turns: a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
+    `turns` is a walk in which each tile of keys has an order of query tiles of its own, in place of `query_order`.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ_BACKWARD | {"backward.query_order", "backward.count"})

@@ -153,13 +153,9 @@ class Tiling:
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """The compiled kernel that really ran; `str` is what results show as `kernel`.
+    """The compiled kernel that really ran, with what is known of its launch; `str` is what results show as `kernel`.
 
-    Attributes:
-        name: of the kernel; empty for tensor operations, and where it is not known.
-        br, bc: its tile, where it is known.
-        warps, stages: of its launch, where they are known.
-        splits: ranges of keys whose results it combined.
+    Without a name tensor operations ran, or the kernel is not known. `splits` are ranges of keys whose results it combined.
     """
 
     name: str = ""
@@ -178,11 +174,7 @@ class KernelLaunch:
 def sides(
     br: int | None, bc: int | None, sram: int | None, shape: TileShape, head_dim: int | None
 ) -> tuple[int | None, int | None]:
-    """Br and Bc of the settings; None where none of them says it. `sram` gives them as the paper does, then `shape` changes them.
-
-    Raises:
-        BadInput: for a side beside `sram`, and for `sram` where no head_dim is known.
-    """
+    """Br and Bc of the settings; None where none says it. `sram` gives them as the paper does, then `shape` changes them."""
     if sram is not None:
         for name, value in (("br", br), ("bc", bc)):
             if value is not None:

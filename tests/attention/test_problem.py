@@ -7,18 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.api import Bench
-from numdev.arithmetic.formats import FP64
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Distribution, Kind
-from numdev.attention.emulation import baseline_for
-from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape, Source
 from numdev.errors import BadInput
-from numdev.measurement.deviation.sample import Sample
 
 NORMAL = Distribution(Kind.NORMAL)
 SIZES = st.integers(1, 5)
@@ -65,19 +58,3 @@ def test_inputs_are_fp64_on_the_cpu_and_a_function_of_the_seed(source: Source) -
         assert torch.equal(tensor, again[name])
         assert not torch.equal(tensor, other[name])
     assert isinstance(source, Source)
-
-
-@pytest.mark.parametrize("shape", [Shape(queries=40, keys=40, head_dim=32), Shape(2, 4, 1, 24, 60, 64)], ids=str)
-def test_bytes_cover_what_one_replicate_keeps(shape: Shape) -> None:
-    """In FP64 throughout, the most that a bench can keep: inputs, golden and baseline with what their samples hold."""
-    problem, variant = Problem(NORMAL, shape), Naive(Precision.golden())
-    bench = Bench(Exact(), "cpu")
-    bench.measure(problem, variant, baseline_for(FP64), seeds=1)
-    tensors = list(bench._kept._entries.values())
-    held = sum(t.numel() * t.element_size() for value in tensors if isinstance(value, tuple) for t in value)
-    for value in tensors:
-        if isinstance(value, dict):
-            held += sum(s.values.numel() * 8 for s in value.values() if isinstance(s, Sample))
-    inputs = 8 * sum(t.numel() for t in problem.inputs(0).values())
-    assert held > 2 * inputs, "the inputs, the rounded inputs, and results"
-    assert held <= problem.bytes

@@ -34,9 +34,11 @@ def load(results: str | Path = "results", studies: str | Sequence[str] | None = 
     Raises:
         BadInput: if the folder holds no results, or not those asked for.
     """
-    from numdev.report.reading.tidy import loaded
+    from numdev.report.reading import frames
+    from numdev.report.reading.view import tidy
+    from numdev.results.store import Store
 
-    return loaded(Path(results), [studies] if isinstance(studies, str) else studies)
+    return tidy(frames.load(Store(Path(results)), [studies] if isinstance(studies, str) else studies))
 
 
 def plot(
@@ -67,7 +69,7 @@ def plot(
     import pandas as pd
 
     from numdev.report.figures.plot import plot_of
-    from numdev.report.reading.tidy import of_shadow
+    from numdev.report.reading.view import of_shadow
 
     if not isinstance(frame, pd.DataFrame):
         frame = of_shadow(frame)

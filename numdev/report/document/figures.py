@@ -19,7 +19,7 @@ from numdev.report.figures.plot import NEEDED, POINTS, Plot, default_of, plot_of
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import SPEED, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
-from numdev.report.reading.tidy import of_comparison, tidy
+from numdev.report.reading.view import of_comparison, tidy
 from numdev.report.studies.registry import FIGURES, own_plot, plots_of
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
 from numdev.results.files import write_atomically

@@ -45,8 +45,9 @@ def replacing(out: Path, results: Path, studies: Sequence[str] | None) -> Iterat
         BadInput, StoreError: as `refuse_other`.
     """
     refuse_other(out, results, studies)
+    out.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".report-", dir=_made(out)) as name:
+        with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as name:
             yield Path(name)
             _publish(Path(name), out, {"results": _where(results, out), "studies": studies and sorted(studies)})
     except BaseException:
@@ -60,29 +61,25 @@ def listed(out: Path) -> list[str]:
     return list((_read(out) or {"files": ()})["files"])
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 def _publish(made: Path, out: Path, about: dict[str, Any]) -> None:
     """Move the files of a report to their places, and remove those of the last one that it does not have."""
     new = {path.relative_to(made).as_posix(): _digest(path) for path in sorted(made.rglob("*")) if path.is_file()}
     last: dict[str, str] = (_read(out) or {"files": {}})["files"]
-    _put(out, about, last | new)  # first, so that whatever ends this here, the next report knows of these files
+
+    def put(files: dict[str, str]) -> None:
+        write_atomically(out / MANIFEST, (json.dumps(about | {"files": files}, indent=1) + "\n").encode())
+
+    put(last | new)  # first, so that whatever ends this here, the next report knows of these files
     for file in new:
         try:
-            os.replace(made / file, _made((out / file).parent) / Path(file).name)
+            (out / file).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(made / file, out / file)
         except OSError as error:
             raise StoreError(f"out: {out / file} could not be written ({error.strerror}); give another folder") from error
     for file, digest in last.items():
         if file not in new and (out / file).is_file() and _digest(out / file) == digest:
             (out / file).unlink()
-    _put(out, about, new)
-
-
-def _put(out: Path, about: dict[str, Any], files: dict[str, str]) -> None:
-    write_atomically(out / MANIFEST, (json.dumps(about | {"files": files}, indent=1) + "\n").encode())
+    put(new)
 
 
 def _read(out: Path) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = ""
             "counts": counts,
             "notes": notes,
             "svg": {path.name: Markup(inline(path.read_text(), path.stem)) for path in figures},
-            "table": _json(rows),
+            "table": Markup(json.dumps(rows, separators=(",", ":"), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c")),
             "whole": count if count > rows["rows"] else 0,
             "most": MOST_ROWS,
             "style": Markup((_TEMPLATES / "report.css").read_text()),
@@ -64,11 +64,8 @@ def mathematical(text: str) -> Markup:
 def formatted(text: str) -> Markup:
     """Words of a chapter, whose symbols stand between dollar signs, as HTML."""
     plain = re.sub(r"\\(.)", r"\1", str(escape(text)))
-    return Markup(re.sub(r"\$([^$]+)\$", lambda match: f"<var>{_lowered(match[1])}</var>", plain))
-
-
-def _lowered(symbol: str) -> str:
-    return re.sub(r"_(\w+)", r"<sub>\1</sub>", symbol)
+    lowered = (r"_(\w+)", r"<sub>\1</sub>")
+    return Markup(re.sub(r"\$([^$]+)\$", lambda match: f"<var>{re.sub(*lowered, match[1])}</var>", plain))
 
 
 HTML = context.Markup(mathematical, str, formatted)
@@ -103,19 +100,14 @@ def table(part: Part) -> tuple[dict[str, Any], int]:
     rows = rows.assign(scenario=scenarios, point=_labels(rows))
     places = places_of(results.columns, rows) if part.is_own else []
     names = [name for name in dict.fromkeys([*_ORDER, *places]) if name in rows and (rows[name].astype(str) != "").any()]
+    figures = [str(name) for name in rows][list(rows).index("replicates") :]  # a setting too may be called `mean`
     data = {
         "texts": [_text(name, rows[name]) for name in names],
         "replicates": rows["replicates"].tolist(),
-        "metrics": [_metric(name.removesuffix(".mean"), rows, results) for name in _behind(rows) if name.endswith(".mean")],
+        "metrics": [_metric(name.removesuffix(".mean"), rows, results) for name in figures if name.endswith(".mean")],
         "rows": len(rows),
     }
     return data, len(whole)
-
-
-def _behind(rows: pd.DataFrame) -> list[str]:
-    """The columns of figures; a setting too may be called `mean`."""
-    names = list(map(str, rows))
-    return names[names.index("replicates") :]
 
 
 def _labels(rows: pd.DataFrame) -> list[str]:
@@ -143,9 +135,3 @@ def _metric(name: str, rows: pd.DataFrame, results: Results) -> dict[str, Any]:
 def _number(value: float) -> float | None:
     """Of few digits; null for NaN and infinity, which JSON does not know."""
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-
-
-def _json(data: dict[str, Any]) -> Markup:
-    """For a script element, which ends at the first `</`."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return Markup(text.replace("<", "\\u003c"))

@@ -27,20 +27,14 @@ def write_figures(elements: pd.DataFrame, title: str, out: Path, suffix: str = "
     Raises:
         StoreError: if a file cannot be written.
     """
-    drawn = {
-        "error_map": (map_of(elements, title, reference), _MAP.format(reference=reference)),
-        "error_histogram": (histogram_of(elements, title), _HISTOGRAM),
-    }
-    paths = []
-    for name, (figure, alt) in drawn.items():
+    files: dict[Path, bytes] = {}
+    drawn = (map_of(elements, title, reference), _MAP.format(reference=reference)), (histogram_of(elements, title), _HISTOGRAM)
+    for name, (figure, alt) in zip(("error_map", "error_histogram"), drawn, strict=True):
         caption = f"{name.replace('_', ' ').capitalize()}: {' '.join(title.split())}"
-        for path, data in (
-            (out / f"{name}{suffix}.png", to_png(figure)),
-            (out / f"{name}{suffix}.svg", to_svg(figure, caption, alt)),
-        ):
-            write_atomically(path, data)
-            paths.append(path)
-    return paths
+        files |= {out / f"{name}{suffix}.png": to_png(figure), out / f"{name}{suffix}.svg": to_svg(figure, caption, alt)}
+    for path, data in files.items():
+        write_atomically(path, data)
+    return list(files)
 
 
 def to_npz(elements: pd.DataFrame) -> bytes:
@@ -75,19 +69,15 @@ def summary(elements: pd.DataFrame, reference: str = "golden") -> Iterator[str]:
         yield f"all {lost} elements are NaN or Inf"
         return
     worst = finite.loc[finite["error"].abs().idxmax()]
-    fmt, expected = elements["format"].iloc[0], float(worst["reference"])
-    value = expected + float(worst["error"])
-    yield (
-        f"largest |D|: {_short(abs(worst['error']))} at row {worst[ROW]}, column {worst[COLUMN]}, where it is {_short(value)} "
-        f"and {reference} is {_short(expected)}"
+    exact = float(worst["reference"])
+    largest, ulp, u, value, r = (
+        significant(number, 4)
+        for number in (*(abs(worst[name]) for name in ("error", "error_ulp", "error_u")), exact + float(worst["error"]), exact)
     )
-    yield f"that is {_short(abs(worst['error_ulp']))} ulp of {fmt} there, and {_short(abs(worst['error_u']))} u max |{reference}|"
-    rmse = float(np.sqrt((finite["error"] ** 2).mean()))
+    yield f"largest |D|: {largest} at row {worst[ROW]}, column {worst[COLUMN]}, where it is {value} and {reference} is {r}"
+    yield f"that is {ulp} ulp of {elements['format'].iloc[0]} there, and {u} u max |{reference}|"
     within = 100 * float((finite["error_ulp"].abs() <= 0.5).mean())
-    yield f"RMSE {_short(rmse)}; {within:.3g} % of the elements lie within half an ulp"
+    rmse = significant(float(np.sqrt((finite["error"] ** 2).mean())), 4)
+    yield f"RMSE {rmse}; {within:.3g} % of the elements lie within half an ulp"
     if lost:
         yield f"{lost} elements are NaN or Inf, black in the map and in no other figure"
-
-
-def _short(value: float) -> str:
-    return significant(value, 4)

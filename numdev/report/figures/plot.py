@@ -88,7 +88,7 @@ def plot_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> 
     """The figure of a table.
 
     Args:
-        frame: rows of results, as `numdev.report.reading.tidy` makes them, or of one study.
+        frame: rows of results, as `numdev.report.reading.view` makes them, or of one study.
         plot: what the figure shows: `x`, `y`, `colour`, `facet`, `reference`; the rest is chosen by what differs in the table.
         usual_y: the metric unless one is asked for; of deviations RMSE.
 

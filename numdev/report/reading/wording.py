@@ -10,10 +10,7 @@ import pandas as pd
 
 from numdev.report.reading.columns import TEXTS, meaning
 from numdev.report.reading.scenarios import LABEL
-from numdev.report.reading.view import Shown, is_numeric
-
-WORDS, UNITS = "words", "units"
-"""In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column."""
+from numdev.report.reading.view import UNITS, WORDS, Shown, is_numeric
 
 _METRICS, _REFERENCES, _COLUMNS, _UNIT_WORDS = (TEXTS[name] for name in ("metrics", "references", "axes", "axis_units"))
 _VALUES = {"subject": {"variant": "measured"}, "reference": _REFERENCES}

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from numdev.errors import BadInput
 from numdev.report.figures.plot import plot_of
 from numdev.report.reading.frames import Results, _Table
-from numdev.report.reading.tidy import of_comparison, tidy
-from numdev.report.reading.view import shown, view_of
+from numdev.report.reading.view import of_comparison, shown, tidy, view_of
 from numdev.results.manifest import manifest_of
 
 COMPARISONS = [

@@ -56,11 +56,6 @@ def formats(rows: pd.DataFrame) -> list[str]:
     return sorted(names, key=lambda name: (FORMATS.index(name) if name in FORMATS else len(FORMATS), name))
 
 
-def primary(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the primary output, as the records say of each row whether it is of that."""
-    return rows[rows[PRIMARY].astype(bool)]
-
-
 def compared(rows: pd.DataFrame, subject: str = "variant", reference: str = "") -> pd.DataFrame:
     """The rows of the primary output of one subject, against one reference where it is named."""
     own = rows[rows[PRIMARY].astype(bool) & (rows["subject"] == subject)]

@@ -16,7 +16,7 @@ from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
 from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
-from numdev.report.reading.scenarios import LABEL
+from numdev.report.reading.scenarios import LABEL, formats, is_sources, ordered
 from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
@@ -51,6 +51,14 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
     store.put_study("s", manifest_of("s", "deviation", "t", points, scenarios=scenarios))
     return store
+
+
+def test_formats_go_from_few_bits_to_many_and_scenarios_from_the_source_to_controls(results: Results) -> None:
+    rows = pd.DataFrame({"format": ["fp64", "bf16", "e5m10", "fp16", "fp32"]})
+    assert formats(rows) == ["bf16", "fp16", "fp32", "fp64", "e5m10"]
+    scenarios = ordered(results.study("fig3"))
+    assert [scenario.name for scenario in scenarios] == ["uniform_end", "normal_end", "kernel_uniform"]
+    assert [is_sources(scenario) for scenario in scenarios] == [True, False, False]
 
 
 def test_rows_keep_the_figures_of_the_records(results: Results, toy_results: Store) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, note
-from numdev.report.reading.columns import OF_OUTPUTS, dictionary, settings
+from numdev.report.reading.columns import dictionary, settings
 from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, TITLE
 from numdev.report.reading.view import numbered
@@ -32,13 +32,6 @@ _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "ma
 _VARYING = ("kernel", "problem.", "variant.", "baseline.")  # a summary has these where points of one class differ in them
 _GROUP = 1 << 16  # rows of a row group of Parquet
 _FILES = {LOSS: "loss.csv", RUN: "runs.csv"}
-_ABOUT = {
-    DEVIATION: OF_OUTPUTS,
-    SPEED: OF_OUTPUTS,
-    TRAINING: "A figure of weights compares those of a run with those of its reference (columns `baseline.`) after the same "
-    "step.\nAn empty cell does not apply.",
-}
-_OF_OWN = "A figure is what the kind of measurement says that it is. An empty cell does not apply."
 
 
 def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv: bool = False) -> None:
@@ -57,7 +50,7 @@ def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv
     known = results.columns | settings(results.manifests.values())
     if results.kind == TRAINING:
         known = {name: _of_weights(column) for name, column in known.items()}
-    write_atomically(out / "columns.md", dictionary(columns, known, _ABOUT.get(results.kind, _OF_OWN)).encode())
+    write_atomically(out / "columns.md", dictionary(columns, known, results.kind).encode())
     write_atomically(out / "environment.json", environments(results))
 
 

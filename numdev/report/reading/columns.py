@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pandas as pd
 
 from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
 from numdev.measurement.deviation.measurement import DIRECTIONS
+from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
 from numdev.measurement.speed.timing import Budget
 from numdev.results.record import Column
@@ -86,25 +87,15 @@ def setting(column: str, known: Mapping[str, Column]) -> tuple[str, str] | None:
     return "", f"a setting of the class that stands in `{part}.type`"
 
 
-OF_OUTPUTS = (
-    "D is the subject's output minus the reference's, over elements where both are finite, and where the other one of\n"
-    "variant and baseline is finite too: their figures are over the same elements, of which `compared` is the number.\n"
-    "An empty cell does not apply."
-)
-
-
-def dictionary(tables: Mapping[str, Iterable[str]], known: Mapping[str, Column] = SHIPPED, about: str = OF_OUTPUTS) -> str:
-    """The data dictionary of some tables, as Markdown; `known` see `meaning`, `about` is true of all figures."""
-    return "\n".join(_lines(tables, known, about)) + "\n"
-
-
-def _lines(tables: Mapping[str, Iterable[str]], known: Mapping[str, Column], about: str) -> Iterator[str]:
-    yield from ("# Columns", "", about)
+def dictionary(tables: Mapping[str, Iterable[str]], known: Mapping[str, Column] = SHIPPED, kind: str = DEVIATION_KIND) -> str:
+    """The data dictionary of some tables of a kind of measurement, as Markdown; `known` see `meaning`."""
+    lines = ["# Columns", "", TEXTS["about"].get(kind, TEXTS["about"]["own"])]
     for name, columns in tables.items():
-        yield from ("", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|")
+        lines += ["", f"## {name}", "", "| column | unit | meaning |", "|---|---|---|"]
         for column in columns:
             unit, text = meaning(column, known) or ("", "")
-            yield f"| `{column}` | {unit} | {text.replace('|', chr(92) + '|')} |"
+            lines.append(f"| `{column}` | {unit} | {text.replace('|', chr(92) + '|')} |")
+    return "\n".join(lines) + "\n"
 
 
 _KEYS, _QUERIES = "problem.shape.keys", "problem.shape.queries"

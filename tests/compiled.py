@@ -1,9 +1,8 @@
 """Compiles our kernels without a GPU and prints, as JSON, what each needs of one. A process of its own: tests interpret kernels.
 
     python -m tests.compiled portable|backward|hopper|hopper_backward COUNT
-    python -m tests.compiled dk_dv|walk|delta FORMAT HEAD_DIM none|causal|odd|all BR BC WARPS STAGES
 
-COUNT is of how many requests, the most demanding ones first.
+COUNT is of how many requests, the most demanding ones first. `TRITON_INTERPRET` must not be set.
 """
 
 from __future__ import annotations
@@ -16,6 +15,15 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from numdev.arithmetic.formats import Format
+from numdev.attention.kernels import backward as device
+from numdev.attention.kernels import forward, launch, portable
+from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
+from numdev.attention.softmax import Exponential, Recompute
+from numdev.attention.tiling import Tiling
+from numdev.attention.triton import Triton
 
 # Bytes of shared memory that a program may have, by compute capability: GeForce RTX 30, GeForce RTX 40 and L40, H100.
 SHARED = {86: 101376, 89: 101376, 90: 232448}
@@ -31,6 +39,8 @@ PORTABLE = (
     ("fp16", 128, 512, 90),
     ("fp32", 256, 1, 86),
 )
+# `odd` is causal with lengths that tiles do not divide.
+MASKS = {"none": Mask(), "causal": Mask(causal=True), "odd": Mask(causal=True), "all": Mask(True, 1000, (999,))}
 # Format, head_dim, mask, policy, compute capability
 BACKWARD = (
     ("bf16", 128, "all", "kernel", 90),
@@ -116,76 +126,51 @@ def needs(kernel: Any, capability: int) -> dict[str, Any]:
     }
 
 
-def portable(name: str, dim: int, queries: int, capability: int) -> list[dict[str, Any]]:
+def portable_forward(name: str, dim: int, queries: int, capability: int) -> list[dict[str, Any]]:
     """The forward kernel for a request, with its launch and the bound on its shared memory."""
-    from numdev.arithmetic.formats import Format
-    from numdev.attention.kernels import forward, launch
-    from numdev.attention.kernels import portable as host
-    from numdev.attention.mask import Mask
-    from numdev.attention.tiling import Tiling
-    from numdev.attention.triton import Triton
-
     dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
-    attend, device = Triton(Format.parse(name)), launch.Device(f"sm_{capability}", SHARED[capability])
-    chosen = launch.choose(attend.fmt, dim, queries, Mask(), device)
+    attend, gpu = Triton(Format.parse(name)), launch.Device(f"sm_{capability}", SHARED[capability])
+    chosen = launch.choose(attend.fmt, dim, queries, Mask(), gpu)
     tiling = Tiling(chosen.br, chosen.bc)
-    request = host.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
+    request = portable.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
     view = forward.View(dtypes[name], "i32", "i32", "i32", "1")
     types = {"q": view, "k": view, "v": view, "out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
     types |= {"lengths": "*i32", "bounds": "*i32"}
     types |= {"factors": forward.Factors(*["fp32"] * 4), "sizes": forward.Sizes(*["i32"] * 7)}
-    values = {"CODE": host.code(request, Mask(), dim, dim**-0.5)}
+    values = {"CODE": portable.code(request, Mask(), dim, dim**-0.5)}
     kernel = compile_for(forward.attention, values, types, capability, {"num_warps": chosen.warps, "num_stages": chosen.stages})
-    bounds = {"bound": launch.shared_bytes(chosen, attend.fmt, dim), "limit": device.shared}
+    bounds = {"bound": launch.shared_bytes(chosen, attend.fmt, dim), "limit": gpu.shared}
     return [{"format": name, "dim": dim} | bounds | needs(kernel, capability)]
 
 
-def backward(name: str, dim: int, masked: str, policy: str, capability: int) -> list[dict[str, Any]]:
+def portable_backward(name: str, dim: int, masked: str, policy: str, capability: int) -> list[dict[str, Any]]:
     """The backward kernels for a request, with their launches and the bounds on their shared memory."""
-    from numdev.arithmetic.formats import Format
-    from numdev.attention.kernels import launch
-
-    fmt, device = Format.parse(name), launch.Device(f"sm_{capability}", SHARED[capability])
-    launches = launch.choose_backward(fmt, dim, masks()[masked], device)
+    fmt, gpu = Format.parse(name), launch.Device(f"sm_{capability}", SHARED[capability])
+    launches = launch.choose_backward(fmt, dim, MASKS[masked], gpu)
     made = []
     for which, each in (("dk_dv", launches.keys), ("walk", launches.rows), ("delta", launches.rows)):
-        bounds = {"bound": launch.backward_shared_bytes(each, fmt, dim, which != "dk_dv"), "limit": device.shared}
+        bounds = {"bound": launch.backward_shared_bytes(each, fmt, dim, which != "dk_dv"), "limit": gpu.shared}
         made.append(backward_kernel(which, name, dim, masked, each, capability, policy) | bounds)
     return made
 
 
-def masks() -> dict[str, Any]:
-    """`odd` is causal with lengths that tiles do not divide."""
-    from numdev.attention.mask import Mask
-
-    return {"none": Mask(), "causal": Mask(causal=True), "odd": Mask(causal=True), "all": Mask(True, 1000, (999,))}
-
-
 def backward_kernel(
-    which: str, name: str, dim: int, masked: str, launch: Any, capability: int = 90, policy: str = "kernel"
+    which: str, name: str, dim: int, masked: str, chosen: launch.Launch, capability: int, policy: str
 ) -> dict[str, Any]:
     """One backward kernel for one request; `delta` is `walk` where it makes delta."""
-    from numdev.arithmetic.formats import Format
-    from numdev.attention.kernels import backward as device
-    from numdev.attention.kernels import portable as host
-    from numdev.attention.kernels.forward import Sizes, View
-    from numdev.attention.kernels.launch import Launches
-    from numdev.attention.precision import BackwardPrecision
-    from numdev.attention.softmax import Exponential, Recompute
-
     tokens, exactly = 1000 if masked in ("odd", "all") else 1024, policy != "kernel"
     precision, recompute = getattr(BackwardPrecision, policy)(Format.parse(name)), Recompute(exponential=Exponential.EXP2)
-    request = host.BackwardRequest(precision, recompute, Launches(launch, launch), exactly=exactly)
-    of_rows, view = which != "dk_dv", View(f"*{name}", "i32", "i32", "i32", "1")
+    request = portable.BackwardRequest(precision, recompute, launch.Launches(chosen, chosen), exactly=exactly)
+    of_rows, view = which != "dk_dv", forward.View(f"*{name}", "i32", "i32", "i32", "1")
     factors, shape = device.Factors(dim**-0.5, 1.44, dim**-0.5), (tokens, tokens, dim)
-    values: dict[str, Any] = {"CODE": host.backward_code(request, of_rows, masks()[masked], shape, factors)}
+    values: dict[str, Any] = {"CODE": portable.backward_code(request, of_rows, MASKS[masked], shape, factors)}
     if of_rows:
         values["DELTA"] = which == "delta"
     types: dict[str, Any] = dict.fromkeys(("q", "k", "v", "do"), view)
     types |= dict.fromkeys(("dq", "dk", "dv"), "*fp32" if exactly else f"*{name}")
     types |= {"saved": device.Saved("*fp32", "*fp32"), "lengths": "*i32"}
-    types |= {"factors": device.Factors(*["fp32"] * 3), "sizes": Sizes(*["i32"] * 7)}
-    options = {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not exactly}
+    types |= {"factors": device.Factors(*["fp32"] * 3), "sizes": forward.Sizes(*["i32"] * 7)}
+    options = {"num_warps": chosen.warps, "num_stages": chosen.stages, "enable_fp_fusion": not exactly}
     kernel = compile_for(device.walk if of_rows else device.dk_dv, values, types, capability, options)
     return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": policy} | needs(kernel, capability)
 
@@ -233,8 +218,8 @@ def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped:
 
 
 KINDS: dict[str, Any] = {
-    "portable": (portable, PORTABLE),
-    "backward": (backward, BACKWARD),
+    "portable": (portable_forward, PORTABLE),
+    "backward": (portable_backward, BACKWARD),
     "hopper": (hopper, HOPPER),
     "hopper_backward": (hopper_backward, HOPPER_BACKWARD),
 }
@@ -250,16 +235,10 @@ def in_a_process(kind: str, count: str) -> list[dict[str, Any]]:
     return kernels
 
 
-def main(kind: str, *arguments: str) -> list[dict[str, Any]]:
-    if kind in KINDS:
-        compiled, requests = KINDS[kind]
-        return [kernel for request in requests[: int(arguments[0])] for kernel in compiled(*request)]
-    from numdev.attention.kernels.launch import Launch
-
-    name, dim, masked, *sides = arguments
-    return [backward_kernel(kind, name, int(dim), masked, Launch(*map(int, sides)))]
+def main(kind: str, count: str) -> list[dict[str, Any]]:
+    compiled, requests = KINDS[kind]
+    return [kernel for request in requests[: int(count)] for kernel in compiled(*request)]
 
 
 if __name__ == "__main__":
-    os.environ.pop("TRITON_INTERPRET", None)
     print(json.dumps(main(*sys.argv[1:])))

@@ -25,10 +25,11 @@ from numdev.attention import recurrence
 from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.compiled import rules
 from numdev.attention.compiled.rules import COMPILED
+from numdev.attention.differentiable import Backward
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.hopper.launch import refusal as hopper_refusal
+from numdev.attention.kernels.hopper.launch import refusal
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
@@ -224,95 +225,71 @@ def places(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
             yield from places(inner, (*place, each.name))
 
 
-PLAIN, BACKWARD_PLAIN = Precision.uniform(BF16), BackwardPrecision.uniform(BF16)
+PLAIN, SOFTMAX = Precision.uniform(BF16), OnlineSoftmax(exp=Exponential.EXP2)
 QUANTISED = PLAIN.with_step(inputs=Quantised(Cast.parse("e4m3fn:saturate"), values=Microscaled.parse("mxfp8_e4m3")))
 LISTED = PLAIN.with_step(inputs="posit8")
-FORWARD = {"precision": PLAIN, "tiling": Tiling(16, 16), "softmax": OnlineSoftmax(exp=Exponential.EXP2), "mask": Mask()}
-BACKWARD = {"precision": BACKWARD_PLAIN, "recompute": Recompute(exponential=Exponential.EXP2), "mask": Mask()}
-HOPPER = {"settings": Triton(), "mask": Mask()}
+OF_BACKWARD = BackwardPrecision.uniform(BF16), Tiling(16, 16), Recompute(exponential=Exponential.EXP2)
 
 
-def refusal_by_rules(name: str, variant: Tiled | TiledBackward, inputs: tuple[torch.Tensor, ...], mask: Mask) -> str | None:
-    """Reason by which the rules of the compiled passes refuse a run, which then goes by tensor operations."""
+def inputs_of(variant: Any) -> tuple[torch.Tensor, ...]:
+    return draw_all(SIZES) if isinstance(variant, Backward) else draw(SIZES)
+
+
+def by_rules(variant: Any, mask: Mask) -> str | None:
+    """The reason by which the rules of the compiled passes refuse a run, which then goes by tensor operations."""
     reasons: list[str | None] = []
+    name = "backward_unsupported_reason" if isinstance(variant, Backward) else "unsupported_reason"
     rule = getattr(rules, name)
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
         patch.setattr(f"numdev.attention.tiled.{name}", lambda *run: reasons.append(rule(*run)) or "none runs")
-        variant(*(x.float() for x in inputs), mask, 0.3)
+        variant(*(x.float() for x in inputs_of(variant)), mask, 0.3)
     return reasons[0]
 
 
-def compiled(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
-    return refusal_by_rules("unsupported_reason", Tiled(precision, tiling, softmax), draw(SIZES), mask)
-
-
-def compiled_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
-    variant = TiledBackward(Exact(), precision, Tiling(), recompute)
-    return refusal_by_rules("backward_unsupported_reason", variant, draw_all(SIZES), mask)
-
-
-def automatic(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
-    kernel = Instrumented(precision, tiling, softmax)
+def automatic(kernel: Instrumented, mask: Mask) -> str | None:
     with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
         patch.setattr("numdev.attention.instrumented.is_on_gpu", lambda x: True)
         return kernel_refusal(kernel, *draw(SIZES), mask, 0.3, None)
 
 
-def instrumented(precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> str | None:
-    return error_of(lambda: Instrumented(precision, tiling, softmax)(*draw(SIZES), mask, 0.3))
-
-
-def instrumented_backward(precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> str | None:
-    return error_of(lambda: InstrumentedBackward(Exact(), precision, Tiling(), recompute)(*draw_all(SIZES), mask, 0.3))
-
-
-def by_name(settings: Triton, mask: Mask) -> str | None:
-    return error_of(lambda: replace(settings, br=16, bc=16, kernel=Kernel.PORTABLE)(*draw(SIZES), mask, 0.3))
-
-
-def by_name_backward(settings: TritonBackward, mask: Mask) -> str | None:
-    return error_of(lambda: replace(settings, br=16, bc=16, kernel=Kernel.PORTABLE)(*draw_all(SIZES), mask, 0.3))
-
-
-def error_of(call: Callable[[], object]) -> str | None:
+def by_name(variant: Any, mask: Mask) -> str | None:
     try:
-        call()
+        variant(*inputs_of(variant), mask, 0.3)
     except Unsupported as error:
         return str(error)
     return None
 
 
-def hopper(settings: Triton, mask: Mask) -> str | None:
-    return hopper_refusal(settings, mask, 132, **dict.fromkeys("qkv", torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)))
+def hopper(settings: Any, mask: Mask) -> str | None:
+    names = ("q", "k", "v", "do") if isinstance(settings, Backward) else ("q", "k", "v")
+    return refusal(settings, mask, 132, **dict.fromkeys(names, torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)))
 
 
-def hopper_backward(settings: TritonBackward, mask: Mask) -> str | None:
-    tensors = dict.fromkeys(("q", "k", "v", "do"), torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16))
-    return hopper_refusal(settings, mask, 132, **tensors)
-
-
-PATHS: list[tuple[Callable[..., str | None], dict[str, Any]]] = [
-    *((path, FORWARD) for path in (compiled, automatic, instrumented)),
-    *((path, FORWARD | {"precision": policy}) for path in (automatic,) for policy in (QUANTISED, LISTED)),
-    *((path, BACKWARD) for path in (compiled_backward, instrumented_backward)),
-    *((path, HOPPER) for path in (hopper, by_name)),
-    *((path, HOPPER | {"settings": TritonBackward(Triton())}) for path in (hopper_backward, by_name_backward)),
+PATHS: list[tuple[Callable[[Any, Mask], str | None], Any]] = [
+    (by_rules, Tiled(PLAIN, Tiling(16, 16), SOFTMAX)),
+    (by_rules, TiledBackward(Exact(), *OF_BACKWARD)),
+    *((automatic, Instrumented(policy, Tiling(16, 16), SOFTMAX)) for policy in (PLAIN, QUANTISED, LISTED)),
+    (by_name, Instrumented(PLAIN, Tiling(16, 16), SOFTMAX)),
+    (by_name, InstrumentedBackward(Exact(), *OF_BACKWARD)),
+    (by_name, Triton(br=16, bc=16, kernel=Kernel.PORTABLE)),
+    (by_name, TritonBackward(Triton(), br=16, bc=16, kernel=Kernel.PORTABLE)),
+    (hopper, Triton()),
+    (hopper, TritonBackward(Triton())),
 ]
 
 
-@pytest.mark.parametrize(("path", "values"), PATHS)
+@pytest.mark.parametrize(("path", "variant"), PATHS)
 def test_a_field_that_is_added_is_refused_unless_it_has_its_default(
-    path: Callable[..., str | None], values: dict[str, Any], device: str
+    path: Callable[[Any, Mask], str | None], variant: Any, device: str
 ) -> None:
-    for name, value in values.items():
-        for place in places(value):
-            if name == "settings" and (not place or place[0] in ("fmt", "forward")):
-                continue  # the kernel's own settings, which it reads itself; not of this pass
-            reason = path(**values | {name: grown(value, place, 1)})
-            assert reason is not None, place
-            assert "novelty" in reason, (place, reason)
-            if path in (compiled, compiled_backward, automatic, hopper, hopper_backward):  # the others compute
-                assert path(**values | {name: grown(value, place, 0)}) is None, place
+    """But for formats and forward passes, and for the tiling of `TiledBackward`, of which a path gets the order alone."""
+    shared = {"fmt", "forward"} | ({"tiling"} if isinstance(variant, TiledBackward) else set())
+    for place in places(variant):
+        if place and place[0] not in shared:
+            assert "novelty" in str(path(grown(variant, place, 1), Mask())), place
+            assert path is by_name or path(grown(variant, place, 0), Mask()) is None, place
+    assert "novelty" in str(path(variant, grown(Mask(), (), 1)))
+    assert path is by_name or path(variant, grown(Mask(), (), 0)) is None
 
 
 def test_a_field_that_the_reference_alone_reads_goes_by_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:

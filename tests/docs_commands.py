@@ -36,7 +36,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(*found) for found in _FENCE.findall(page.read_text())]
+    return [Block(*result) for result in _FENCE.findall(page.read_text())]
 
 
 def check(text: str, folder: Path) -> None:

@@ -77,8 +77,8 @@ class TestSite:
         foreign = re.compile(
             r'<(?:script|img|iframe|source)[^>]*\ssrc="?(?:https?:)?//[^>]*>|<link(?![^>]*rel="?canonical)[^>]*href="?(?:https?:)?//[^>]*>'
         )
-        found = {path.name: foreign.findall(path.read_text()) for path in site.rglob("*.html")}
-        assert {name: tags for name, tags in found.items() if tags} == {}
+        result = {path.name: foreign.findall(path.read_text()) for path in site.rglob("*.html")}
+        assert {name: tags for name, tags in result.items() if tags} == {}
 
     def test_no_formula_or_block_is_left(self, site: Path) -> None:
         for path in site.rglob("*.html"):
@@ -110,9 +110,9 @@ class TestSite:
 
     @pytest.mark.parametrize("page", ["gallery", "notebooks"])
     def test_commands_of_generated_blocks_work(self, site: Path, tmp_path: Path, page: str) -> None:
-        found = re.findall(r'<div class="language-sh highlight">(.*?)</div>', (site / f"{page}.html").read_text(), re.DOTALL)
-        assert len(found) > 3
-        for text in dict.fromkeys(found):
+        result = re.findall(r'<div class="language-sh highlight">(.*?)</div>', (site / f"{page}.html").read_text(), re.DOTALL)
+        assert len(result) > 3
+        for text in dict.fromkeys(result):
             check(html.unescape(re.sub(r"<[^>]+>", "", text)), tmp_path)
 
 

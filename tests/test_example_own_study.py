@@ -73,7 +73,7 @@ def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -
     (section,) = context([Part(results, judge(claims_of(results), results))], TYPST)["sections"]
     assert (section["title"], section["question"]) == (typeset(study["title"]), typeset(study["question"]))
     assert section["measured"].startswith(f"{len(results.points)} points: {typeset('sequence length N')} (16, 64), ")
-    assert [found["claim"].partition(":")[0] for found in section["findings"] if found["claim"]] == list(map(typeset, texts))
+    assert [result["claim"].partition(":")[0] for result in section["findings"] if result["claim"]] == list(map(typeset, texts))
     assert [len(table["rows"]) for table in section["tables"]] == [len(results.points)]
 
 
@@ -86,10 +86,10 @@ def test_claims_of_two_studies_are_one_table(numdev: Command) -> None:
         ran = numdev("measure", "--config-dir", "mine", f"study={name}", "device=cpu", "problem.head_dim=4", "seeds=2")
         assert ran.code == 0, ran.err
     results = load(Store(Path("results")))
-    found = judge(claims_of(results), results)
-    assert [(one.study, one.claim.name) for one in found] == [
+    result = judge(claims_of(results), results)
+    assert [(one.study, one.claim.name) for one in result] == [
         ("gradient_of_q", "fig5a"),
         ("accumulator", "accumulator_1"),
         ("gradient_of_q", "gradient_of_q_2"),
     ]
-    assert len({one.questions for one in found}) == 1
+    assert len({one.questions for one in result}) == 1

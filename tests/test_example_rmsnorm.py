@@ -52,25 +52,27 @@ def test_numdev_does_not_know_it() -> None:
 def test_golden_is_torchs_own(example: Any) -> None:
     problem = example("rmsnorm.operation").Problem(7, 33)
     inputs = problem.inputs(3)
-    found = example("rmsnorm.operation").Golden()(**inputs, **problem.arguments())
+    result = example("rmsnorm.operation").Golden()(**inputs, **problem.arguments())
     expected = torch.nn.functional.rms_norm(inputs["x"], (33,), inputs["w"], problem.eps)
-    torch.testing.assert_close(found.tensors()["y"], expected, rtol=8 * 2.0**-53, atol=0)  # a mean, a root, a quotient, a product
+    torch.testing.assert_close(
+        result.tensors()["y"], expected, rtol=8 * 2.0**-53, atol=0
+    )  # a mean, a root, a quotient, a product
 
 
 def test_fp64_in_blocks_is_exact_to_roundoff_and_bf16_is_not(example: Any) -> None:
     rmsnorm = example("rmsnorm.operation")
     runner, problem = Runner(Deviations(rmsnorm.RMSNORM), "cpu"), rmsnorm.Problem(8, 300)
-    found = {
+    measured = {
         name: runner.measure(problem, rmsnorm.Blocked(rmsnorm.Policy.parse(name), 64), rmsnorm.Eager(), 2)
         for name in ("golden", "kernel_bf16", "bf16")
     }
-    assert {record.status for record in found.values()} == {Status.OK}
-    assert {(record.kind, record.operation, record.outputs) for record in found.values()} == {
+    assert {record.status for record in measured.values()} == {Status.OK}
+    assert {(record.kind, record.operation, record.outputs) for record in measured.values()} == {
         ("deviation", "rmsnorm", ("y", "rms"))
     }
-    assert rmse(found["golden"], "y") < 300 * 2.0**-53 * 10
-    assert rmse(found["golden"], "y") < rmse(found["kernel_bf16"], "y") < rmse(found["bf16"], "y")
-    assert rmse(found["kernel_bf16"], "rms") < 1e-6 < rmse(found["bf16"], "rms")
+    assert rmse(measured["golden"], "y") < 300 * 2.0**-53 * 10
+    assert rmse(measured["golden"], "y") < rmse(measured["kernel_bf16"], "y") < rmse(measured["bf16"], "y")
+    assert rmse(measured["kernel_bf16"], "rms") < 1e-6 < rmse(measured["bf16"], "rms")
 
 
 def test_the_kernel_is_fp32_inside(example: Any) -> None:

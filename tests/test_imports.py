@@ -87,11 +87,11 @@ def _is_for_the_type_checker(node: ast.AST) -> bool:
 
 def of(*parts: str) -> list[str]:
     """The modules that are one of these parts of numdev, or lie in one."""
-    wanted = [f"numdev.{part}" for part in parts]
-    return [name for name in MODULES if any(name == part or name.startswith(f"{part}.") for part in wanted)]
+    expected = [f"numdev.{part}" for part in parts]
+    return [name for name in MODULES if any(name == part or name.startswith(f"{part}.") for part in expected)]
 
 
-def found(importers: list[str], *imported: str, late_too: bool = True) -> list[str]:
+def forbidden(importers: list[str], *imported: str, late_too: bool = True) -> list[str]:
     assert importers
     return [str(each) for name in importers for each in imports(name) if each.is_of(*imported) and (late_too or not each.late)]
 
@@ -115,15 +115,15 @@ def test_arrows_point_down(folder: str) -> None:
 
 def test_every_folder_has_arrows_and_what_all_may_import_knows_none() -> None:
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(ARROWS)
-    assert not found(of(*FOR_ALL), *inside(*ARROWS))
+    assert not forbidden(of(*FOR_ALL), *inside(*ARROWS))
 
 
 def test_implementations_of_attention_never_import_each_other() -> None:
     implementations = [f"numdev.attention.{name}" for name in IMPLEMENTATIONS]
     for name in IMPLEMENTATIONS:
         known = [f"numdev.attention.{each}" for each in (name, MAY_USE.get(name, name))]
-        assert not found(known[:1], *(other for other in implementations if other not in known))
-    assert not found([f"numdev.attention.{name}" for name in SHARED], *implementations)
+        assert not forbidden(known[:1], *(other for other in implementations if other not in known))
+    assert not forbidden([f"numdev.attention.{name}" for name in SHARED], *implementations)
 
 
 HOST = ("kernels", "hopper", "launch", "order")
@@ -148,23 +148,23 @@ ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 @pytest.mark.parametrize("what", ONLY)
 def test_who_may_import(what: str) -> None:
     may, at_once = ONLY[what]
-    assert not found([name for name in MODULES if name not in of(*may)], what)
-    assert not found([name for name in MODULES if name not in of(*at_once)], what, late_too=False)
+    assert not forbidden([name for name in MODULES if name not in of(*may)], what)
+    assert not forbidden([name for name in MODULES if name not in of(*at_once)], what, late_too=False)
 
 
 def test_kernels_and_the_report_are_imported_only_where_they_are_used() -> None:
     assert len(KERNELS) >= 5
     elsewhere = [name for name in MODULES if name not in of("attention.kernels", "attention.tuning")]
-    assert not found(elsewhere, *KERNELS, late_too=False)
+    assert not forbidden(elsewhere, *KERNELS, late_too=False)
     late = [name for name in of("report") if name not in ("numdev.report", *of("report.statistics"))]
-    assert not found([name for name in MODULES if name not in of("report")], *late, late_too=False)
+    assert not forbidden([name for name in MODULES if name not in of("report")], *late, late_too=False)
 
 
 def test_measurements_results_and_reports_name_no_operation() -> None:
-    assert not found(of("measurement", "results", "report"), *inside("attention", "training"))
-    assert not found(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
+    assert not forbidden(of("measurement", "results", "report"), *inside("attention", "training"))
+    assert not forbidden(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
     metrics = of("measurement.deviation.metrics", "measurement.deviation.sample")
-    assert not found(metrics, *inside("measurement.runner", "measurement.operation", "results"))
+    assert not forbidden(metrics, *inside("measurement.runner", "measurement.operation", "results"))
 
 
 def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
@@ -199,7 +199,7 @@ def test_help_and_completion_wait_for_nothing() -> None:
         "results",
         *(f"cli.{name}" for name in ("build", "expand", "figures", "map", "point", "runners", "show", "studies")),
     )
-    assert not found(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
+    assert not forbidden(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 
 
 @pytest.mark.parametrize("folder", ["hydra_plugins", "benchmarks", "experiments", "docs_hooks"])
@@ -207,13 +207,13 @@ def test_hydra_is_extended_by_public_means(monkeypatch: pytest.MonkeyPatch, fold
     paths = sorted((PACKAGE.parent / folder).rglob("*.py"))
     for path in paths:
         monkeypatch.setitem(MODULES, str(path), ast.parse(path.read_text()))
-    assert not found([*MODULES, *map(str, paths)], "hydra._internal", "unittest.mock", "mock")
+    assert not forbidden([*MODULES, *map(str, paths)], "hydra._internal", "unittest.mock", "mock")
 
 
 def test_the_rules_see_what_they_forbid(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "import numdev.report.document.report\ndef late():\n    from numdev.cli import main\n    import torch\n"
     monkeypatch.setitem(MODULES, "numdev.fake", ast.parse(text))
-    assert found(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.report"]
-    assert len(found(["numdev.fake"], "numdev.cli", "torch")) == 3
+    assert forbidden(["numdev.fake"], "numdev.report") == ["numdev.fake imports numdev.report.document.report"]
+    assert len(forbidden(["numdev.fake"], "numdev.cli", "torch")) == 3
     assert len(beyond(["numdev.fake"], "report", within="numdev")) == 2
-    assert not found(["numdev.fake"], "numdev.cli", "torch", late_too=False)
+    assert not forbidden(["numdev.fake"], "numdev.cli", "torch", late_too=False)

@@ -23,13 +23,13 @@ def reached(roots: list[str]) -> set[str]:
 
     The package itself, whose names are all public ones, is not followed: no module of it asks it for one.
     """
-    found, todo = set[str](), list(roots)
+    result, todo = set[str](), list(roots)
     while todo:
         name = todo.pop()
-        if name in MODULES and name not in found | {"numdev"}:
-            found.add(name)
+        if name in MODULES and name not in result | {"numdev"}:
+            result.add(name)
             todo += [each.imported for each in imports(name)]
-    return found
+    return result
 
 
 def test_all_that_a_measurement_can_run_is_hashed() -> None:

@@ -171,14 +171,14 @@ def test_a_class_of_a_script_is_known_by_the_script(folder: Path, start: list[st
         "from dataclasses import dataclass\nfrom numdev.user_code import foreign, loaded\n@dataclass(frozen=True)\nclass Mine:\n"
     )
     text += "    x: int = {}\ndef f():\n    pass\nprint(foreign(Mine(5))['sources'], loaded('__main__:f', 'f').digest)\n"
-    found = []
+    result = []
     for default in (1, 1, 2):
         write(folder / "script.py", text.format(default))
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         ran = subprocess.run([sys.executable, *start], cwd=folder, env=environment, capture_output=True, text=True, check=True)
-        found.append(ran.stdout.split())
-    assert found[0] == found[1]
-    assert not set(found[0]) & set(found[2])
+        result.append(ran.stdout.split())
+    assert result[0] == result[1]
+    assert not set(result[0]) & set(result[2])
 
 
 def test_a_class_of_ones_own_is_known_by_its_source(folder: Path) -> None:

@@ -57,8 +57,8 @@ def test_holds_every_config_and_the_captured_tensors(wheel: Path) -> None:
 
 def test_measures_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     where = {"PYTHONPATH": str(installed)}
-    found = run(sys.executable, "-c", "import numdev; print(numdev.__file__)", cwd=tmp_path, **where).stdout
-    assert Path(found.strip()).is_relative_to(installed)
+    result = run(sys.executable, "-c", "import numdev; print(numdev.__file__)", cwd=tmp_path, **where).stdout
+    assert Path(result.strip()).is_relative_to(installed)
     command = (sys.executable, "-m", "numdev.cli.main", "measure")
     ran = run(*command, "seeds=1", "problem.n=64", cwd=tmp_path, **where)
     assert "max_difference" in ran.stdout

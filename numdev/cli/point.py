@@ -84,7 +84,9 @@ def run(cfg: DictConfig, program: str) -> Ended:
     if record is None or not already:
         text = f"point {jobs.job_number() + 1} of {jobs.current().table.jobs}" if in_sweep else ""
         with Progress(point.seeds, ERRORS, live=has_own_terminal(), unit="replicates", text=text) as bar:
-            record = bench.measure(*parts, folder=store.work(key), shared=store.shared, told=bar.replicates, within=bar.within)
+            record = bench.measure(
+                *parts, folder=store.work(key), shared=store.shared, on_replicate=bar.replicates, within=bar.within
+            )
         store.put(record)
     sweep = _keep(store, program, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")

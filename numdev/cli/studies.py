@@ -46,7 +46,7 @@ def run(work: Work, cfg: DictConfig, *, live: bool | None, shard: Shard | None =
                     how: dict[str, Any] = {"fresh": cfg.fresh, "shard": shard, "keys": keys[place]}
                     how["progress"] = progress.of(study.name, len(parts[place]))
                     if workers is None:
-                        how |= {"told": progress.replicates, "within": progress.within}
+                        how |= {"on_replicate": progress.replicates, "within": progress.within}
                         outcomes[study.name] = run_study(study, bench, store, **how)
                     else:
                         outcomes[study.name] = workers.run(place, **how)

@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.results.environment import environment, resolve_device
-from numdev.results.record import Column, Record, Status, Told, Where, Within, describe, key_of
+from numdev.results.record import Column, Record, Status, OnReplicate, Where, Within, describe, key_of
 from numdev.user_code import foreign
 
 CACHE_BYTES = 2 << 30
@@ -84,7 +84,7 @@ class Context:
         seeds: the number of replicates.
         kept: what measurements on this device share, such as golden results.
         folder: for what an interruption would lose; it stays until the record is stored. None if nothing is stored.
-        told: called with the number of replicates that are done.
+        on_replicate: called with the number of replicates that are done.
         within: called with the progress within a long replicate.
         shared: a permanent folder for what several points share and takes long, such as a training run. The measurement ensures
             that two processes do not write the same files. None if nothing is stored.
@@ -94,16 +94,16 @@ class Context:
     seeds: int
     kept: Kept
     folder: Path | None = None
-    told: Told | None = None
+    on_replicate: OnReplicate | None = None
     within: Within | None = None
     shared: Path | None = None
 
     def replicates(self) -> Iterator[int]:
-        """The seeds; calls `told` after each."""
+        """The seeds; calls `on_replicate` after each."""
         for seed in range(self.seeds):
             yield seed
-            if self.told is not None:
-                self.told(seed + 1, self.seeds)
+            if self.on_replicate is not None:
+                self.on_replicate(seed + 1, self.seeds)
 
 
 class Kind(ABC):
@@ -191,7 +191,7 @@ class Runner:
     def measure(
         self, problem: Any, variant: Any, baseline: Any = None, seeds: int | None = None, **where: Unpack[Where]
     ) -> Record:
-        """Measure a point; see `Record` for what comes back, `Context` for `folder`, `shared`, `told` and `within`.
+        """Measure a point; see `Record` for what comes back, `Context` for `folder`, `shared`, `on_replicate` and `within`.
 
         Raises:
             BadInput: for a request that cannot be measured at all.

@@ -100,7 +100,7 @@ class OldResults(NumdevError):
     """Results of an older numdev, whose records did not state all that a report reads."""
 
 
-Told = Callable[[int, int], None]  # replicates of a point done, replicates in all
+OnReplicate = Callable[[int, int], None]  # replicates of a point done, replicates in all
 Within = Callable[[int, int, str], None]  # steps of the replicate at hand that are done, in all, and what it does
 Rows = list[dict[str, Any]]
 
@@ -113,7 +113,7 @@ class Where(TypedDict, total=False):
 
     folder: Path | None
     shared: Path | None
-    told: Told | None
+    on_replicate: OnReplicate | None
     within: Within | None
 
 

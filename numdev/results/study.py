@@ -210,7 +210,7 @@ def run(
     keys: Sequence[str] | None = None,
     **where: Unpack[Where],
 ) -> Outcome:
-    """Measure the points of a study that the store does not have yet; of `where` the caller may give `told` and `within`.
+    """Measure the points of a study that the store does not have yet; of `where` the caller may give `on_replicate` and `within`.
 
     Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.

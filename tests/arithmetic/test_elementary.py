@@ -61,18 +61,18 @@ class Carrier:
         exponent = abs(exact.numerator).bit_length() - exact.denominator.bit_length()
         exponent -= Fraction(2) ** exponent > abs(exact)
         quantum = Fraction(2) ** (max(exponent, self.least) - self.precision + 1)
-        found = round(exact / quantum) * quantum  # Python rounds a fraction to the nearest, a tie to the even number
+        result = round(exact / quantum) * quantum  # Python rounds a fraction to the nearest, a tie to the even number
         beyond = math.inf if exact > 0 else -math.inf
-        return beyond if abs(found) >= Fraction(2) ** (self.most + 1) else float(found)
+        return beyond if abs(result) >= Fraction(2) ** (self.most + 1) else float(result)
 
     def random(self, count: int, seed: int) -> Tensor:
         """Bit patterns, so every exponent is as likely as any other; finite ones."""
         high = 2 ** (self.bits - 1)
         generator = torch.Generator().manual_seed(seed)
-        found = (
+        result = (
             torch.randint(-high, high - 1, (2 * count,), generator=generator, dtype=torch.int64).to(self.integer).view(self.dtype)
         )
-        return found[found.isfinite()][:count].clone()
+        return result[result.isfinite()][:count].clone()
 
     def awkward(self) -> Tensor:
         """Both ends of the normal and subnormal numbers, neighbours of powers of two, ties."""
@@ -161,10 +161,10 @@ def test_arithmetic_is_rounded_once(carrier: Carrier, name: str) -> None:
     x, y = carrier.pairs()
     if name == "divide":
         x, y = x[y != 0], y[y != 0]
-    found = operation(x, y)
-    for a, b, c in zip(x.tolist(), y.tolist(), found.tolist(), strict=True):
+    result = operation(x, y)
+    for a, b, c in zip(x.tolist(), y.tolist(), result.tolist(), strict=True):
         assert c == carrier.rounded(exact(Fraction(a), Fraction(b))), (a, b)
-    assert same(getattr(x.clone(), f"{operation.__name__}_")(y), found), "in place"
+    assert same(getattr(x.clone(), f"{operation.__name__}_")(y), result), "in place"
 
 
 PLACED: dict[str, Callable[..., Tensor]] = {

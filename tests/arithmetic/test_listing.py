@@ -43,11 +43,11 @@ def test_the_widths_are_of_the_narrowest_format_with_these_numbers(name: str) ->
     fmt = Format.parse(name)
     assert (fmt.name, str(Cast.parse(f"{name}:toward_zero"))) == (name, f"{name}:toward_zero")
     hull = Format(fmt.exponent_bits, fmt.mantissa_bits, fmt.specials)
-    wanted = fmt.values()
-    assert torch.equal(Cast(hull)(wanted), wanted)
+    expected = fmt.values()
+    assert torch.equal(Cast(hull)(expected), expected)
     for e, m in ((fmt.exponent_bits - 1, fmt.mantissa_bits), (fmt.exponent_bits, fmt.mantissa_bits - 1)):
         if e >= 2 and m >= 1:
-            assert not torch.equal(Cast(Format(e, m, fmt.specials))(wanted), wanted)
+            assert not torch.equal(Cast(Format(e, m, fmt.specials))(expected), expected)
     assert fmt.covers(fmt)
     assert FP64.covers(fmt)
     assert not fmt.covers(FP64)
@@ -179,9 +179,11 @@ def test_operations_round_the_exact_result_once(name: str, operation: Operation)
     }
     exact = results[operation]
     for a, b, got in zip(x.tolist(), y.tolist(), once(x.clone(), y).tolist(), strict=True):
-        wanted = exact(Fraction(a), Fraction(b))
-        low, high = neighbours(wanted, listing)
-        up = low != high and (wanted > listing.turns[low] or (wanted == listing.turns[low] and (high - listing.zero) % 2 == 0))
+        expected = exact(Fraction(a), Fraction(b))
+        low, high = neighbours(expected, listing)
+        up = low != high and (
+            expected > listing.turns[low] or (expected == listing.turns[low] and (high - listing.zero) % 2 == 0)
+        )
         assert got == listing.numbers[high if up else low], (a, operation, b)
 
 

@@ -74,8 +74,8 @@ def test_is_the_rule_in_exact_rationals(name: str, width: int, height: int, data
     exact = max(abs(Fraction(x)) for row in rows for x in row) / (6 * 448)
     tensor = nearest(exact, FP32) if name == "nvfp4" and exact else Fraction(1)
     for row, rounded in zip(rows, got.tolist(), strict=True):
-        for value, wanted in zip(rounded, oracle(row, name, fmt.block, tensor), strict=True):
-            assert abs(Fraction(value) - wanted) <= (abs(wanted) * Fraction(2) ** -51 if name == "nvfp4" else 0)
+        for value, expected in zip(rounded, oracle(row, name, fmt.block, tensor), strict=True):
+            assert abs(Fraction(value) - expected) <= (abs(expected) * Fraction(2) ** -51 if name == "nvfp4" else 0)
 
 
 @pytest.mark.parametrize("carrier", [torch.float32, torch.float64])

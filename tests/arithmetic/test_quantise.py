@@ -185,14 +185,14 @@ def test_scores_with_a_mean_of_q_are_sageattention2s(smoothing: Smoothing, block
     got = got_q @ got_k.mT
     centred = k - k.mean(2, keepdim=True) if smoothing.of_k else k
     plain = Quantised(to, Scale.ROW, values=FINE)
-    wanted = torch.zeros_like(got)
+    expected = torch.zeros_like(got)
     size = block or 40
     for start in range(0, 40, size):
         part = q[:, :, start : start + size]
         mean = part.mean(2, keepdim=True)
         rounded, rounded_k, _ = plain(part - mean, centred, v)
-        wanted[:, :, start : start + size] = rounded @ rounded_k.mT + mean @ centred.mT
-    apart = got - wanted
+        expected[:, :, start : start + size] = rounded @ rounded_k.mT + mean @ centred.mT
+    apart = got - expected
     assert float((apart - apart[..., :1]).abs().max()) <= 100 * U64 * float(got.abs().max())
     if smoothing is Smoothing.Q:
         assert float(apart.abs().max()) <= 100 * U64 * float(got.abs().max())

@@ -56,11 +56,11 @@ def test_every_operation_is_rounded_once(carrier: torch.dtype, mode: Rounding, o
             for spread in (1, 12, 40):
                 x, y = numbers(left, spread, 1, carrier), numbers(right, spread, 2, carrier)
                 got = RoundedOnce(operation, cast, left, right, carrier)(x.clone(), y)
-                for a, b, found in zip(x.tolist(), y.tolist(), got.tolist(), strict=True):
+                for a, b, result in zip(x.tolist(), y.tolist(), got.tolist(), strict=True):
                     exact = exactly(operation, a, b)
                     want = round_exactly(exact, target, mode, cast.overflow or Overflow.INFINITY)
-                    same = found == want or (math.isnan(found) and math.isnan(want))
-                    assert same, f"{a} {operation.value} {b} to {cast}: {found}, not {want}"
+                    same = result == want or (math.isnan(result) and math.isnan(want))
+                    assert same, f"{a} {operation.value} {b} to {cast}: {result}, not {want}"
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16, E5M2])

@@ -69,16 +69,16 @@ def store(tmp_path: Path) -> Store:
 
 
 def test_the_runner_gives_it_key_seeds_status_and_progress() -> None:
-    runner, told = Runner(Largest(), "cpu"), list[tuple[int, int]]()
-    found = runner.measure(problem(16), None, told=lambda done, total: told.append((done, total)))
-    assert (found.kind, found.operation, found.outputs, found.kernel) == ("largest", "attention", ("out", "lse"), "max")
-    assert (found.status, found.key) == (Status.OK, runner.key(problem(16), None))
-    assert told == [(1, 3), (2, 3), (3, 3)]
-    assert [row["input"] for row in found.rows] == ["q", "k", "v"] * 3
+    runner, calls = Runner(Largest(), "cpu"), list[tuple[int, int]]()
+    record = runner.measure(problem(16), None, on_replicate=lambda done, total: calls.append((done, total)))
+    assert (record.kind, record.operation, record.outputs, record.kernel) == ("largest", "attention", ("out", "lse"), "max")
+    assert (record.status, record.key) == (Status.OK, runner.key(problem(16), None))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert [row["input"] for row in record.rows] == ["q", "k", "v"] * 3
     assert runner.measure(problem(1), None).reason == "problem.queries: one query is not enough"
     with pytest.raises(BadInput, match="^seeds: 0 "):
         runner.measure(problem(16), None, seeds=0)
-    assert "input  largest" in repr(found)
+    assert "input  largest" in repr(record)
 
 
 def test_the_store_keeps_every_table(store: Store) -> None:
@@ -121,14 +121,14 @@ def test_kinds_that_stand_beside_one_another_have_folders_of_their_own(store: St
 
 
 def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
-    found = load(store, kind="largest")
-    assert found.rows[["label.n", "seed", "input"]].to_numpy().tolist() == [[16, s, i] for s in range(3) for i in "qkv"]
-    assert found.points["kind"].tolist() == ["largest"] * 2
-    assert found.points["status"].tolist() == ["unsupported", "ok"]
-    assert meaning("largest", found.columns) == ("absolute, in the units of the output", "largest entry")
-    told = dictionary({"results.csv": found.rows.columns}, found.columns)
-    assert all(f"| `{name}` |" in told for name in ("seed", "input", "largest"))
-    assert to_csv(found.rows).startswith(b"study,scenario,key")
-    assert environments(found)
+    result = load(store, kind="largest")
+    assert result.rows[["label.n", "seed", "input"]].to_numpy().tolist() == [[16, s, i] for s in range(3) for i in "qkv"]
+    assert result.points["kind"].tolist() == ["largest"] * 2
+    assert result.points["status"].tolist() == ["unsupported", "ok"]
+    assert meaning("largest", result.columns) == ("absolute, in the units of the output", "largest entry")
+    messages = dictionary({"results.csv": result.rows.columns}, result.columns)
+    assert all(f"| `{name}` |" in messages for name in ("seed", "input", "largest"))
+    assert to_csv(result.rows).startswith(b"study,scenario,key")
+    assert environments(result)
     with pytest.raises(BadInput, match="holds no results of deviation but mine of largest"):
         load(store, kind="deviation")

@@ -40,10 +40,10 @@ FIGURES = st.one_of(st.floats(), st.integers(-(2**40), 2**40))
 
 
 def record(rows: list[dict[str, Any]] | None = None, counters: list[dict[str, Any]] | None = None, **changes: Any) -> Record:
-    stated: dict[str, Any] = {"kind": "deviation", "operation": "attention", "outputs": ("out", "lse")}
-    stated |= {"columns": {"deviation": COLUMNS, "counters": (COLUMNS[0],)}, "config": CONFIG, "environment": ENVIRONMENT}
+    fields: dict[str, Any] = {"kind": "deviation", "operation": "attention", "outputs": ("out", "lse")}
+    fields |= {"columns": {"deviation": COLUMNS, "counters": (COLUMNS[0],)}, "config": CONFIG, "environment": ENVIRONMENT}
     tables = {"deviation": rows or [], "counters": counters or []}
-    made = Record(key=key_of(CONFIG, ENVIRONMENT), status=Status.OK, tables=tables, **stated)
+    made = Record(key=key_of(CONFIG, ENVIRONMENT), status=Status.OK, tables=tables, **fields)
     return replace(made, **changes)
 
 
@@ -217,8 +217,8 @@ def test_summaries_of_one_value_of_nan_and_of_infinity() -> None:
 
 def test_summaries_by_subject_output_and_reference() -> None:
     rows = [row(0, 1.0), row(1, 3.0), row(0, 10.0, "baseline"), row(1, 20.0, reference="golden_same_inputs")]
-    found = record(rows=rows).summaries("rmse")
-    assert [(s["subject"], s["output"], s["reference"], s["mean"], s["count"]) for s in found] == [
+    result = record(rows=rows).summaries("rmse")
+    assert [(s["subject"], s["output"], s["reference"], s["mean"], s["count"]) for s in result] == [
         ("variant", "out", "golden", 2.0, 2),
         ("baseline", "out", "golden", 10.0, 1),
         ("variant", "out", "golden_same_inputs", 20.0, 1),

@@ -27,8 +27,8 @@ def with_tables(
     tables: dict[str, list[dict[str, Any]]], key: str = "k", config: dict[str, Any] | None = None, seconds: float = 0.0
 ) -> Record:
     columns: dict[str, tuple[Column, ...]] = {name: (Column("seed", "", "the replicate", Use.PLACE),) for name in tables}
-    stated = "deviation", "attention", ("out",), columns, config or {}, {"device": "cpu"}
-    return Record(key, *stated, Status.OK, tables=tables, seconds=seconds)
+    fields = "deviation", "attention", ("out",), columns, config or {}, {"device": "cpu"}
+    return Record(key, *fields, Status.OK, tables=tables, seconds=seconds)
 
 
 def files(folder: Path) -> list[str]:
@@ -67,18 +67,18 @@ class TestLongTables:
         store.put(one)
         assert store.get("k") == one
         assert [row["value"].hex() for row in store.get("k").rows] == [row["value"].hex() for row in self.rows()]  # type: ignore[union-attr]
-        stated = json.loads((tmp_path / "records" / "k.json").read_bytes())["tables"]
-        assert stated["counters"] == short
-        assert stated["training"]["rows"] == LONG + 1
-        assert files(tmp_path) == ["records/k.json", f"records/{stated['training']['file']}"]
+        fields = json.loads((tmp_path / "records" / "k.json").read_bytes())["tables"]
+        assert fields["counters"] == short
+        assert fields["training"]["rows"] == LONG + 1
+        assert files(tmp_path) == ["records/k.json", f"records/{fields['training']['file']}"]
 
     def test_others_take_their_place(self, tmp_path: Path) -> None:
         store = Store(tmp_path)
         store.put(with_tables({"training": self.rows()}))
         store.put(with_tables({"training": self.rows(1)}))
-        found = store.get("k")
-        assert found is not None
-        assert found.rows == self.rows(1)
+        result = store.get("k")
+        assert result is not None
+        assert result.rows == self.rows(1)
         assert len(files(tmp_path)) == 2
         store.put(with_tables({"training": [{"step": 0}]}))
         assert files(tmp_path) == ["records/k.json"]
@@ -153,7 +153,7 @@ class TestFullDisk:
             store.put(record("b" * 32))
         assert files(tmp_path) == before
         monkeypatch.undo()
-        assert [found.seconds for found in store.records()] == [1.0]
+        assert [result.seconds for result in store.records()] == [1.0]
 
     def test_after_a_part_of_the_data(self, tmp_path: Path) -> None:
         def parts() -> Iterator[bytes]:
@@ -188,13 +188,13 @@ class TestTwoWriters:
             process.start()
         store, seen = Store(tmp_path), 0
         while any(process.is_alive() for process in writers):
-            found = store.get("shared")
-            seen += found is not None
-            assert found is None or len(found.rows) == 500
+            result = store.get("shared")
+            seen += result is not None
+            assert result is None or len(result.rows) == 500
         for process in writers:
             process.join()
             assert process.exitcode == 0
-        keys = {found.key for found in store.records()}
+        keys = {result.key for result in store.records()}
         assert keys == {"shared"} | {f"own-{writer}-{i}" for writer in range(2) for i in range(20)}
         assert store.torn == []
         assert seen

@@ -43,24 +43,24 @@ def tolerance(shape: tuple[int, ...]) -> float:
 
 @given(arrays(np.float64, array_shapes(min_dims=2, max_dims=4, max_side=7), elements=st.integers(-9, 9)))
 def test_rank_and_share_are_those_of_the_singular_values(error: np.ndarray[Any, Any]) -> None:
-    found = direction(torch.from_numpy(error)).after(None)
+    result = direction(torch.from_numpy(error)).after(None)
     heads = [head for head in error.reshape(-1, *error.shape[-2:]) if head.any()]
     if not heads:
-        assert all(math.isnan(value) for value in found.values())
+        assert all(math.isnan(value) for value in result.values())
         return
     values = [np.linalg.svd(head, compute_uv=False) for head in heads]
     shares = [float(s[0] ** 2 / (s**2).sum()) for s in values]
-    assert found["top_share"] == pytest.approx(np.mean(shares), abs=tolerance(error.shape))
+    assert result["top_share"] == pytest.approx(np.mean(shares), abs=tolerance(error.shape))
     # a rank is 1 / share, at most 7 here: its error is at most 49 times that of the share
-    assert found["stable_rank"] == pytest.approx(np.mean([1 / share for share in shares]), abs=49 * tolerance(error.shape))
+    assert result["stable_rank"] == pytest.approx(np.mean([1 / share for share in shares]), abs=49 * tolerance(error.shape))
 
 
 @pytest.mark.parametrize("shape", [(3, 40, 8), (3, 8, 40)])
 def test_the_top_vector_is_that_of_the_singular_value_decomposition(shape: tuple[int, ...]) -> None:
     error = torch.from_numpy(np.random.default_rng(0).standard_normal(shape))
     error[..., 0, :] += 20.0  # well apart from the second singular value: a vector is off by u times energy over the gap
-    found = direction(error)
-    for head, vector in zip(error, found.vectors, strict=True):
+    result = direction(error)
+    for head, vector in zip(error, result.vectors, strict=True):
         expected = np.linalg.svd(head.numpy())[2][0]
         assert abs(float(expected @ vector.numpy())) == pytest.approx(1.0, abs=1e-12)
 
@@ -69,9 +69,9 @@ def test_an_error_that_stays_keeps_its_direction() -> None:
     """Rows scaled anew at each seed: the direction among the columns stays, that of all elements does not."""
     draws, v = np.random.default_rng(3), np.array([3.0, 0.0, 4.0])
     first, second = (direction(torch.from_numpy(draws.standard_normal((2, 500, 1)) * v)) for _ in range(2))
-    found = second.after(first)
-    assert found["step_alignment"] == pytest.approx(1.0, abs=1e-12)
-    assert abs(found["step_cosine"]) < 6 / math.sqrt(1000)
+    result = second.after(first)
+    assert result["step_alignment"] == pytest.approx(1.0, abs=1e-12)
+    assert abs(result["step_cosine"]) < 6 / math.sqrt(1000)
     same = first.after(first)
     assert same["step_cosine"] == pytest.approx(1.0, abs=1000 * U)
     opposite = direction(-torch.ones(1, 2, 2, dtype=torch.float64)).after(direction(torch.ones(1, 2, 2, dtype=torch.float64)))
@@ -84,9 +84,9 @@ def test_an_error_that_is_not_finite_has_no_direction(bad: float) -> None:
     error = torch.ones(1, 3, 2, dtype=torch.float64)
     fine = direction(error)
     error[0, 1, 1] = bad
-    found = Direction.of(Sample(error), Sample(torch.zeros_like(error)))
-    assert all(math.isnan(value) for value in found.after(fine).values())
-    after = fine.after(found)
+    result = Direction.of(Sample(error), Sample(torch.zeros_like(error)))
+    assert all(math.isnan(value) for value in result.after(fine).values())
+    after = fine.after(result)
     assert after["stable_rank"] == pytest.approx(1.0)
     assert math.isnan(after["step_cosine"])
     assert math.isnan(after["step_alignment"])

@@ -105,8 +105,8 @@ def bench() -> Bench:
     return Bench(Exact(), "cpu")
 
 
-def only(record: Record, **wanted: object) -> list[dict[str, Any]]:
-    return [row for row in record.rows if all(row[name] == value for name, value in wanted.items())]
+def only(record: Record, **expected: object) -> list[dict[str, Any]]:
+    return [row for row in record.rows if all(row[name] == value for name, value in expected.items())]
 
 
 def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
@@ -126,11 +126,11 @@ def test_rows_are_the_deviations_of_what_was_computed(bench: Bench) -> None:
     assert len(record.rows) == 2 * 2 * len(compared)
     for (subject, reference), (x, r) in compared.items():
         for name, tensor in x.tensors().items():
-            (found,) = only(record, seed=1, subject=subject, reference=reference, output=name)
+            (result,) = only(record, seed=1, subject=subject, reference=reference, output=name)
             expected = Deviation.between(tensor.double(), r.tensors()[name].double(), BF16 if name == "out" else FP32)
             head = {"seed": 1, "cluster": "", "subject": subject, "output": name, "primary": name == "out"}
             head |= {"reference": reference}
-            assert found == head | expected.metrics() | {"max_index": list(expected.max_index)}
+            assert result == head | expected.metrics() | {"max_index": list(expected.max_index)}
     first, second = record.table("counters")
     assert (first["seed"], second) == (0, {"seed": 1} | variant.counters)
     assert record.seconds > 0
@@ -310,9 +310,9 @@ def test_heads_together_have_the_figures_of_the_record(bench: Bench, subject: Su
         return
     record = bench.measure(PLACED, KERNEL, BASELINE, seeds=2)
     heads = [head(head=number, seed=1, subject=subject, reference=reference) for number in range(8)]
-    found = Deviation.between(torch.stack([h.x for h in heads]), torch.stack([h.reference for h in heads]), heads[0].fmt)
+    deviation = Deviation.between(torch.stack([h.x for h in heads]), torch.stack([h.reference for h in heads]), heads[0].fmt)
     (row,) = only(record, seed=1, subject=subject, output="out", reference=reference)
-    assert (found.max_difference, found.equal_share) == (row["max_difference"], row["equal_share"])
+    assert (deviation.max_difference, deviation.equal_share) == (row["max_difference"], row["equal_share"])
     assert heads[0].output == "out"
 
 

@@ -62,15 +62,15 @@ def test_a_comparison_changes_neither_side(pairs: list[tuple[float, float]]) -> 
 @given(st.lists(ANY, min_size=1, max_size=20), st.sampled_from([BF16, FP16, E4M3FN, FP32, FP64]))
 def test_nothing_deviates_from_itself(values: list[float], fmt: Format) -> None:
     x = tensor([v for v in values if not math.isnan(v)] or [1.0])
-    found = Deviation.between(x, x.clone(), fmt)
+    deviation = Deviation.between(x, x.clone(), fmt)
     free = {"max_value", "max_reference", "cosine_similarity", "agreement_bits", "equal_share", "both_inf_count", "compared"}
-    assert {name: value for name, value in found.metrics().items() if name not in free and value != 0} == {}
-    assert found.max_value == found.max_reference
+    assert {name: value for name, value in deviation.metrics().items() if name not in free and value != 0} == {}
+    assert deviation.max_value == deviation.max_reference
     # x.x / ||x||^2: the product, the two norms and the division, n terms each.
-    assert found.cosine_similarity == pytest.approx(1.0, rel=0, abs=(2 * len(values) + 4) * U64)
-    assert found.agreement_bits == 53.0
-    assert found.equal_share == 1.0
-    assert found.is_finite
+    assert deviation.cosine_similarity == pytest.approx(1.0, rel=0, abs=(2 * len(values) + 4) * U64)
+    assert deviation.agreement_bits == 53.0
+    assert deviation.equal_share == 1.0
+    assert deviation.is_finite
 
 
 def kind(pair: tuple[float, float]) -> str:
@@ -92,23 +92,23 @@ def test_nan_and_inf_are_counted_and_left_out(triples: list[tuple[float, float, 
     """As is what the caller leaves out. The rest of the metrics are those of the other pairs alone, bit for bit."""
     pairs = [(x, r) for x, r, _ in triples]
     x, r = split(pairs)
-    found = compare(Sample(x), Sample(r), FP32, torch.tensor([left for _, _, left in triples]))
+    deviation = compare(Sample(x), Sample(r), FP32, torch.tensor([left for _, _, left in triples]))
     kinds, counts = Counter(map(kind, pairs)), {*NONFINITE, "both_inf_count"}
-    assert {name: getattr(found, name) for name in counts} == {name: kinds[name] for name in counts}
-    assert found.is_finite == (not kinds.keys() & set(NONFINITE))
+    assert {name: getattr(deviation, name) for name in counts} == {name: kinds[name] for name in counts}
+    assert deviation.is_finite == (not kinds.keys() & set(NONFINITE))
     finite = [(x, r) for x, r, left in triples if math.isfinite(x) and math.isfinite(r) and not left]
-    assert found.compared == len(finite)
-    rest = {name: value for name, value in found.metrics().items() if name not in {*counts, "compared"}}
+    assert deviation.compared == len(finite)
+    rest = {name: value for name, value in deviation.metrics().items() if name not in {*counts, "compared"}}
     if finite:
         alone = Deviation.between(*split(finite), FP32).metrics()
         assert rest == {name: alone[name] for name in rest}
-        assert triples[found.max_index[0]] == (found.max_value, found.max_reference, False)
+        assert triples[deviation.max_index[0]] == (deviation.max_value, deviation.max_reference, False)
     elif bool((x == r).all()):
-        assert found.max_difference == found.wasserstein == found.max_ulp == 0.0
-        assert (found.cosine_similarity, found.agreement_bits) == (1.0, 53.0)
+        assert deviation.max_difference == deviation.wasserstein == deviation.max_ulp == 0.0
+        assert (deviation.cosine_similarity, deviation.agreement_bits) == (1.0, 53.0)
     else:
         assert all(math.isnan(value) for value in rest.values())
-        assert found.max_index == ()
+        assert deviation.max_index == ()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -116,12 +116,12 @@ def test_a_narrow_tensor_is_compared_in_fp64_and_its_largest_error_is_told_with_
     r = normal(5, 1, 7)
     x = r.to(dtype)
     x[0, 0, 0] = NAN
-    found = Deviation.between(x, r, FP32)
-    assert str(found) == str(Deviation.between(x.double(), r, FP32))
-    assert (float(x[found.max_index]), float(r[found.max_index])) == (found.max_value, found.max_reference)
-    assert found.max_difference == float((x.double() - r).abs().nan_to_num(-1).max()) > 0
-    assert list(found.metrics()) == list(METRICS)
-    assert found._repr_html_().count("<tr>") == len(METRICS) + 2
+    deviation = Deviation.between(x, r, FP32)
+    assert str(deviation) == str(Deviation.between(x.double(), r, FP32))
+    assert (float(x[deviation.max_index]), float(r[deviation.max_index])) == (deviation.max_value, deviation.max_reference)
+    assert deviation.max_difference == float((x.double() - r).abs().nan_to_num(-1).max()) > 0
+    assert list(deviation.metrics()) == list(METRICS)
+    assert deviation._repr_html_().count("<tr>") == len(METRICS) + 2
 
 
 @pytest.mark.parametrize("shapes", [((2, 3), (3, 2)), ((6,), (2, 3)), ((0,), (0,)), ((2, 0), (2, 0))])
@@ -165,18 +165,18 @@ FORMATS = st.sampled_from([BF16, FP16, E4M3FN, FP32, FP64])
 def root(square: Fraction) -> Fraction:
     """The square root to 50 digits, exact otherwise."""
     with mpmath.workdps(50):
-        found = mpmath.sqrt(mpmath.mpf(square.numerator) / mpmath.mpf(square.denominator))
-        _, mantissa, exponent, _ = found._mpf_
+        result = mpmath.sqrt(mpmath.mpf(square.numerator) / mpmath.mpf(square.denominator))
+        _, mantissa, exponent, _ = result._mpf_
     return Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
 
 
-def right(found: float, exact: Fraction, loose: Fraction) -> bool:
+def right(value: float, exact: Fraction, loose: Fraction) -> bool:
     """Within `loose` and one rounding to FP64, subnormal or infinite where the exact value is."""
-    if math.isnan(found):
+    if math.isnan(value):
         return False
-    if math.isinf(found):
-        return abs(exact) + loose >= TOP * (1 - Fraction(1, 2**53)) and (found > 0) == (exact > 0)
-    return abs(Fraction(found) - exact) <= loose + abs(exact) * Fraction(1, 2**52) + LEAST
+    if math.isinf(value):
+        return abs(exact) + loose >= TOP * (1 - Fraction(1, 2**53)) and (value > 0) == (exact > 0)
+    return abs(Fraction(value) - exact) <= loose + abs(exact) * Fraction(1, 2**52) + LEAST
 
 
 @given(WIDE_PAIRS, FORMATS)
@@ -185,7 +185,7 @@ def test_every_metric_is_the_exact_one(pairs: list[tuple[float, float]], fmt: Fo
 
     Differences are halved where one of them is beyond FP64, which may cost half the smallest number: `LEAST` each.
     """
-    found, n = Deviation.between(*split(pairs), fmt), len(pairs)
+    deviation, n = Deviation.between(*split(pairs), fmt), len(pairs)
     loose = Fraction((2 * n + 12) * U64)
     x, r = [Fraction(a) for a, _ in pairs], [Fraction(b) for _, b in pairs]
     d = [a - b for a, b in zip(x, r, strict=True)]
@@ -194,38 +194,38 @@ def test_every_metric_is_the_exact_one(pairs: list[tuple[float, float]], fmt: Fo
     mean, square, top = sum(d, Fraction()) / n, root(sum((v * v for v in d), Fraction())), max(map(abs, r))
     away = [v * ((b > 0) - (b < 0)) for v, b in zip(d, r, strict=True)]
     bias, scale = sum(away, Fraction()) / n, l1 / n
-    assert right(found.max_difference, largest, loose * largest)
-    assert right(found.mean, mean, loose * scale)
-    assert right(found.mean_absolute, l1 / n, loose * scale)
-    assert right(found.bias, bias, loose * scale)
+    assert right(deviation.max_difference, largest, loose * largest)
+    assert right(deviation.mean, mean, loose * scale)
+    assert right(deviation.mean_absolute, l1 / n, loose * scale)
+    assert right(deviation.bias, bias, loose * scale)
     rmse = square / root(Fraction(n))
-    assert right(found.rmse, rmse, loose * rmse)
+    assert right(deviation.rmse, rmse, loose * rmse)
     spread = root(sum(((v - mean) ** 2 for v in d), Fraction()) / n)
     # The mean is off by `loose * scale`, and each deviation from it by as much; a root of a sum of squares follows.
-    assert right(found.std, spread, 2 * loose * (spread + scale + rmse))
+    assert right(deviation.std, spread, 2 * loose * (spread + scale + rmse))
     spread = root(sum(((v - bias) ** 2 for v in away), Fraction()) / n) / root(Fraction(n))
-    assert right(found.bias_error, spread, 2 * loose * (spread + scale + rmse))
+    assert right(deviation.bias_error, spread, 2 * loose * (spread + scale + rmse))
     norm, l1_r = root(sum((v * v for v in r), Fraction())), sum(map(abs, r), Fraction())
-    for value, over, under in ((found.relative_frobenius, square, norm), (found.relative_l1, l1, l1_r)):
+    for value, over, under in ((deviation.relative_frobenius, square, norm), (deviation.relative_l1, l1, l1_r)):
         assert quotient(value, over, under, loose)
-    assert quotient(found.max_u, largest, top / 2**fmt.precision, loose)
+    assert quotient(deviation.max_u, largest, top / 2**fmt.precision, loose)
     ulps = [size / ulp(fmt, b) for size, b in zip(sizes, r, strict=True)]
-    assert right(found.max_ulp, max(ulps), loose * max(ulps) + LEAST / min(ulp(fmt, b) for b in r))
+    assert right(deviation.max_ulp, max(ulps), loose * max(ulps) + LEAST / min(ulp(fmt, b) for b in r))
     bits = 53.0 if largest == 0 else 0.0 if top == 0 else min(53.0, max(0.0, float(mpmath.log(ratio(top, largest), 2))))
-    assert found.agreement_bits == pytest.approx(bits, rel=1e-12, abs=1e-12)
-    assert found.equal_share == 1 - sum(v != 0 for v in d) / n
-    assert found.is_finite
+    assert deviation.agreement_bits == pytest.approx(bits, rel=1e-12, abs=1e-12)
+    assert deviation.equal_share == 1 - sum(v != 0 for v in d) / n
+    assert deviation.is_finite
 
 
 def ratio(a: Fraction, b: Fraction) -> mpmath.mpf:
-    found = a / b
-    return mpmath.mpf(found.numerator) / mpmath.mpf(found.denominator)
+    result = a / b
+    return mpmath.mpf(result.numerator) / mpmath.mpf(result.denominator)
 
 
-def quotient(found: float, over: Fraction, under: Fraction, loose: Fraction) -> bool:
+def quotient(value: float, over: Fraction, under: Fraction, loose: Fraction) -> bool:
     if under == 0:
-        return found == (math.inf if over > 0 else 0.0)
-    return right(found, over / under, loose * over / under)
+        return value == (math.inf if over > 0 else 0.0)
+    return right(value, over / under, loose * over / under)
 
 
 def ulp(fmt: Format, r: Fraction) -> Fraction:
@@ -241,19 +241,19 @@ def ulp(fmt: Format, r: Fraction) -> Fraction:
 @given(WIDE_PAIRS)
 def test_the_cosine_is_the_exact_one(pairs: list[tuple[float, float]]) -> None:
     """Products of scaled numbers may fall below FP64 where they are 2^-1022 of the largest: nothing beside n u."""
-    found, n = Deviation.between(*split(pairs), FP32), len(pairs)
+    deviation, n = Deviation.between(*split(pairs), FP32), len(pairs)
     x, r = [Fraction(a) for a, _ in pairs], [Fraction(b) for _, b in pairs]
     norms = [sum((v * v for v in side), Fraction()) for side in (x, r)]
     if 0 in norms:
-        assert found.cosine_similarity == float(norms[0] == norms[1])
+        assert deviation.cosine_similarity == float(norms[0] == norms[1])
         return
     exact = sum((a * b for a, b in zip(x, r, strict=True)), Fraction()) / (root(norms[0]) * root(norms[1]))
-    assert abs(Fraction(found.cosine_similarity) - exact) <= (4 * n + 12) * Fraction(U64)
+    assert abs(Fraction(deviation.cosine_similarity) - exact) <= (4 * n + 12) * Fraction(U64)
 
 
 @given(WIDE_PAIRS)
 def test_the_percentiles_lie_between_their_neighbours(pairs: list[tuple[float, float]]) -> None:
-    found = Deviation.between(*split(pairs), FP32)
+    deviation = Deviation.between(*split(pairs), FP32)
     sizes = sorted(abs(Fraction(a) - Fraction(b)) for a, b in pairs)
     for name, percent in (("p50", 500), ("p90", 900), ("p99", 990), ("p99_9", 999)):
         place = Fraction(percent * (len(sizes) - 1), 1000)
@@ -261,7 +261,7 @@ def test_the_percentiles_lie_between_their_neighbours(pairs: list[tuple[float, f
         low, high = sizes[below], sizes[min(below + 1, len(sizes) - 1)]
         exact = low + (high - low) * (place - below)
         # The place is rounded, by at most 3 u n, and so moves between its neighbours; three roundings follow.
-        assert right(getattr(found, name), exact, (6 + 3 * len(sizes)) * Fraction(U64) * high), name
+        assert right(getattr(deviation, name), exact, (6 + 3 * len(sizes)) * Fraction(U64) * high), name
 
 
 @given(st.lists(WIDE, min_size=1, max_size=8), st.lists(WIDE, min_size=1, max_size=8))

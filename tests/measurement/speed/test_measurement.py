@@ -44,20 +44,20 @@ def bench() -> Runner:
 
 
 def test_every_figure_is_there_and_documented(bench: Runner) -> None:
-    found = bench.measure(PROBLEM, Tiled(Precision.parse("kernel_bf16")), seeds=2)
-    assert found.status is Status.OK
-    assert [row["seed"] for row in found.rows] == [0, 1]
-    for row in found.rows:
+    record = bench.measure(PROBLEM, Tiled(Precision.parse("kernel_bf16")), seeds=2)
+    assert record.status is Status.OK
+    assert [row["seed"] for row in record.rows] == [0, 1]
+    for row in record.rows:
         assert set(row) == {*(column.name for column in COMPARISON), *MEASURED, *DEVIATIONS}
         assert row["calls"] == 3
         assert 0 < row["latency_low"] <= row["latency"] <= row["latency_high"]
-    assert Record.from_json(found.to_json()) == found
+    assert Record.from_json(record.to_json()) == record
 
 
 def test_memory_of_vanilla_attention_is_its_scores(bench: Runner) -> None:
     """S and P of FP32 at once: 2 B H N N' 4 bytes, and some numbers that torch makes tensors of."""
-    given = Problem(Distribution(), Shape(1, 3, 3, 200, 300, 16))
-    row = bench.measure(given, Vanilla(FP32)).rows[0]
+    value = Problem(Distribution(), Shape(1, 3, 3, 200, 300, 16))
+    row = bench.measure(value, Vanilla(FP32)).rows[0]
     assert 0 <= row["peak_bytes"] - 2 * 3 * 200 * 300 * 4 < 64
     assert row["output_bytes"] == 3 * 200 * 16 * 4
     assert row["input_bytes"] == 3 * (200 + 2 * 300) * 16 * 4
@@ -67,10 +67,10 @@ def test_memory_of_vanilla_attention_is_its_scores(bench: Runner) -> None:
 def test_the_deviation_is_that_of_an_ordinary_measurement(bench: Runner) -> None:
     """Each replicate's, of inputs of its own, although heads beside the compared ones are computed in the same call."""
     variant = Tiled(Precision.parse("bf16"))
-    found = bench.measure(PROBLEM, variant, seeds=2)
+    record = bench.measure(PROBLEM, variant, seeds=2)
     ordinary = Bench(Exact(), "cpu").measure(ATTENTION.workload.sample(PROBLEM), variant, None, 2)
     expected = [r for r in ordinary.rows if (r["output"], r["reference"]) == ("out", "golden")]
-    for row, other in zip(found.rows, expected, strict=True):
+    for row, other in zip(record.rows, expected, strict=True):
         assert {name: row[name] for name in DEVIATIONS} == {name: other[name] for name in DEVIATIONS}
 
 
@@ -93,17 +93,17 @@ CALLS: list[int] = []
 @pytest.mark.parametrize(("wrong_from", "status"), [(1, Status.NONFINITE), (2, Status.OK)])
 def test_what_is_compared_is_a_result_of_the_timed_call(bench: Runner, wrong_from: int, status: Status) -> None:
     CALLS.clear()
-    found = bench.measure(PROBLEM, Counts(wrong_from))
-    assert found.status is status
+    record = bench.measure(PROBLEM, Counts(wrong_from))
+    assert record.status is status
     assert len(CALLS) == 1 + 1 + 3 + 3  # compared, its memory, warm-up, timed: no call beside them
-    assert found.rows[0]["latency"] > 0
+    assert record.rows[0]["latency"] > 0
 
 
 def test_refuses_memory_that_is_not_there(bench: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
-    given = Problem(Distribution(), Shape(queries=1025, keys=1025))
-    assert bench.measure(given, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
-    assert bench.measure(given, Tiled(Precision.parse("fp32"))).status is Status.OUT_OF_MEMORY  # q, k, v, o
+    value = Problem(Distribution(), Shape(queries=1025, keys=1025))
+    assert bench.measure(value, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
+    assert bench.measure(value, Tiled(Precision.parse("fp32"))).status is Status.OUT_OF_MEMORY  # q, k, v, o
     small = Problem(Distribution(), Shape(queries=512, keys=512))
     assert bench.measure(small, Tiled(Precision.parse("fp32"))).status is Status.OK
     assert bench.measure(small, Vanilla(FP32)).status is Status.OUT_OF_MEMORY
@@ -124,6 +124,6 @@ def test_an_unknown_algorithm_has_no_model(bench: Runner) -> None:
 def test_derived_figures() -> None:
     row = {"latency": 0.5, "operations": 4e12, "matmul_flops": 16e12, "model_bytes": 1e9}
     row |= {"input_bytes": 6e8, "peak_bytes": 5e8, "output_bytes": 4e8}
-    found = derived(row)
+    result = derived(row)
     expected = {"tflops": 8.0, "share": 0.5, "bandwidth": 2.0, "intensity": 4000.0, "temporary_bytes": 1e8}
-    assert {name: found[name] for name in expected} == expected
+    assert {name: result[name] for name in expected} == expected

@@ -22,13 +22,13 @@ def log(*rows: str, units: str = UNITS) -> str:
 
 
 def test_figures_by_range_without_separators() -> None:
-    found = read(log(row(3, "100,663,296", "33,554,432.50", "1"), row(0, "1", "2", "3")), METRICS)
-    assert found == {3: {READ: 100663296.0, WRITTEN: 33554432.5, CACHE: 1.0}, 0: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
+    result = read(log(row(3, "100,663,296", "33,554,432.50", "1"), row(0, "1", "2", "3")), METRICS)
+    assert result == {3: {READ: 100663296.0, WRITTEN: 33554432.5, CACHE: 1.0}, 0: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
 
 
 def test_kernels_of_one_range_add_up() -> None:
-    found = read(log(row(1, "10", "20", "30", "first"), row(1, "1", "2", "3", "second, with a comma")), METRICS)
-    assert found == {1: {READ: 11.0, WRITTEN: 22.0, CACHE: 33.0}}
+    result = read(log(row(1, "10", "20", "30", "first"), row(1, "1", "2", "3", "second, with a comma")), METRICS)
+    assert result == {1: {READ: 11.0, WRITTEN: 22.0, CACHE: 33.0}}
 
 
 @pytest.mark.parametrize("text", ["", PROF, "==ERROR== nothing\n", HEADER])
@@ -70,10 +70,10 @@ def fake(folder: Path, body: str) -> str:
 def test_a_run_tells_figures_and_remarks(tmp_path: Path) -> None:
     said = "numdev:4 RuntimeError: one two"
     ncu = fake(tmp_path, f"log.write_text({log(row(2, '1', '2', '3'))!r}); print({said!r}, file=sys.stderr); print(sys.argv)\n")
-    found = profile(ncu, METRICS, ["program", "file"], {}, 30.0)
-    assert found.bytes == {2: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
-    assert found.remarks == {4: "RuntimeError: one two"}
-    assert found.trouble == ""
+    result = profile(ncu, METRICS, ["program", "file"], {}, 30.0)
+    assert result.bytes == {2: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
+    assert result.remarks == {4: "RuntimeError: one two"}
+    assert result.trouble == ""
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_a_run_tells_figures_and_remarks(tmp_path: Path) -> None:
     ],
 )
 def test_what_went_wrong_is_said_in_its_own_words(tmp_path: Path, body: str, trouble: str) -> None:
-    found = profile(fake(tmp_path, body + "\n"), METRICS, [], {}, 30.0)
-    assert found.trouble.startswith(trouble)
-    assert found.bytes == {}
+    result = profile(fake(tmp_path, body + "\n"), METRICS, [], {}, 30.0)
+    assert result.trouble.startswith(trouble)
+    assert result.bytes == {}
 
 
 @pytest.mark.parametrize(

@@ -40,12 +40,12 @@ def test_timed_counts_the_calls_and_orders_the_quartiles() -> None:
         time.sleep(0.002)
         made.append(0.002)
 
-    found = timed(run, CPU, Budget(0.02, 5, 8))
-    assert len(made) == 3 + found.calls  # warm-up
-    assert 5 <= found.calls <= 8
-    assert 0.002 <= found.latency_low <= found.latency <= found.latency_high
-    assert found.host == found.latency
-    assert found.host_hidden == 0.0
+    result = timed(run, CPU, Budget(0.02, 5, 8))
+    assert len(made) == 3 + result.calls  # warm-up
+    assert 5 <= result.calls <= 8
+    assert 0.002 <= result.latency_low <= result.latency <= result.latency_high
+    assert result.host == result.latency
+    assert result.host_hidden == 0.0
 
 
 @given(st.floats(1e-7, 1.0), st.floats(1e-6, 1e-2))

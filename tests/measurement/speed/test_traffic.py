@@ -66,24 +66,24 @@ def ncu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeNcu:
 
 
 @pytest.fixture
-def told() -> list[str]:
+def notes() -> list[str]:
     return []
 
 
 @pytest.fixture
-def bench(ncu: FakeNcu, told: list[str]) -> Runner:
+def bench(ncu: FakeNcu, notes: list[str]) -> Runner:
     """On a CPU, which has no counters, with those that `ncu` makes up."""
-    return Runner(Speeds(ATTENTION, QUICK, Traffic(ATTENTION, torch.device("cuda"), told.append)), "cpu")
+    return Runner(Speeds(ATTENTION, QUICK, Traffic(ATTENTION, torch.device("cuda"), notes.append)), "cpu")
 
 
-def test_a_record_has_what_was_counted(bench: Runner, told: list[str]) -> None:
-    found = bench.measure(problem(16), VARIANT, seeds=2)
-    assert found.status is Status.OK
-    for row in found.rows:
+def test_a_record_has_what_was_counted(bench: Runner, notes: list[str]) -> None:
+    record = bench.measure(problem(16), VARIANT, seeds=2)
+    assert record.status is Status.OK
+    for row in record.rows:
         assert set(row) == {*(column.name for column in COMPARISON), *MEASURED, *COUNTED, *DEVIATIONS}
         assert [row[name] for name in COUNTED] == [1000.0, 500.0, 4000.0, ""]
-    assert Record.from_json(found.to_json()) == found
-    assert told == []
+    assert Record.from_json(record.to_json()) == record
+    assert notes == []
 
 
 def test_one_process_counts_sixteen_points_of_a_study(bench: Runner, ncu: FakeNcu, tmp_path: Path) -> None:
@@ -95,25 +95,25 @@ def test_one_process_counts_sixteen_points_of_a_study(bench: Runner, ncu: FakeNc
     assert sorted(row["dram_read_bytes"] for row in rows) == sorted([1000.0 * (n % 16 + 1) for n in range(20)])
 
 
-def uncounted(found: Record) -> str:
+def uncounted(record: Record) -> str:
     """Why there are no figures, of a record that has everything else."""
-    assert found.status is Status.OK
-    row = found.rows[0]
+    assert record.status is Status.OK
+    row = record.rows[0]
     assert row["latency"] > 0
     assert all(math.isnan(row[name]) for name in METRICS)
     assert all(math.isnan(derived(row)[name]) for name in OF_COUNTED)
     return str(row["not_counted"])
 
 
-def test_without_permission_the_rest_is_measured_and_it_is_said_once(bench: Runner, ncu: FakeNcu, told: list[str]) -> None:
+def test_without_permission_the_rest_is_measured_and_it_is_said_once(bench: Runner, ncu: FakeNcu, notes: list[str]) -> None:
     ncu.behaves(REFUSED)
     for n in (4, 5, 6):
         assert uncounted(bench.measure(problem(n), VARIANT)).startswith("ncu: ERR_NVGPUCTRPERM - The user does not have")
     assert ncu.chunks == [1]  # it would say the same of every other
-    assert [text.split(": ERR")[0] for text in told] == ["counters: traffic is not counted: ncu"]
+    assert [text.split(": ERR")[0] for text in notes] == ["counters: traffic is not counted: ncu"]
 
 
-def test_a_failed_chunk_is_not_the_end(bench: Runner, ncu: FakeNcu, told: list[str]) -> None:
+def test_a_failed_chunk_is_not_the_end(bench: Runner, ncu: FakeNcu, notes: list[str]) -> None:
     ncu.behaves("code, lines = 11, []")
     bench.announce(pairs(*points(4, 5)))
     for n in (4, 5):
@@ -121,7 +121,7 @@ def test_a_failed_chunk_is_not_the_end(bench: Runner, ncu: FakeNcu, told: list[s
     ncu.behaves("")
     assert bench.measure(problem(6), VARIANT).rows[0]["l2_bytes"] == 4000
     assert ncu.chunks == [2, 1, 1, 1]  # each alone after both together, then the third
-    assert len(told) == 1
+    assert len(notes) == 1
 
 
 def test_one_that_fails_takes_no_other_with_it(bench: Runner, ncu: FakeNcu) -> None:

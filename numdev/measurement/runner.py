@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.results.environment import environment, resolve_device
-from numdev.results.record import Column, Record, Status, OnReplicate, Where, Within, describe, key_of
+from numdev.results.record import Column, OnReplicate, Record, Status, Where, Within, describe, key_of
 from numdev.user_code import foreign
 
 CACHE_BYTES = 2 << 30

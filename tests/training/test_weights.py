@@ -112,7 +112,7 @@ class TestTables:
     def test_rows_have_the_columns_that_are_stated_and_progress_is_reported(self, tmp_path: Path) -> None:
         reports: list[tuple[int, int, str]] = []
         replicates: list[tuple[int, int]] = []
-        where: Any = {"within": lambda *at: reports.append(at), "told": lambda *at: replicates.append(at)}
+        where: Any = {"within": lambda *at: reports.append(at), "on_replicate": lambda *at: replicates.append(at)}
         record, task = measured(tmp_path, replace(REFERENCE, init=1), seeds=2, **where), Toy()
         assert (record.kind, record.operation, record.status) == ("training", "training", Status.OK)
         assert list(record.tables) == [WEIGHTS, LOSS, RUN]

@@ -64,11 +64,7 @@ def shared_controls(settings: Settings) -> Controls:
 
 
 def offer_lengths(lengths: widgets.Dropdown, source: str, parameters: Settings) -> None:
-    """Offers the lengths that a source has: captured tensors have so many tokens and no more.
-
-    Raises:
-        BadInput: if captured tensors cannot be read.
-    """
+    """Offers the lengths that a source has: captured tensors, if they can be read, have so many tokens and no more."""
     most = max(_POWERS)
     if source == CAPTURED:
         shape = Captured(**{name.rpartition(".")[2]: value for name, value in parameters.items()}).shape

@@ -57,11 +57,7 @@ _PLAIN = re.compile(r"[\w./@+-]+")  # what Hydra reads as text without quotes
 
 
 def source_settings(name: str) -> list[Setting]:
-    """The parameters of a source.
-
-    Raises:
-        BadInput: if there is no such source.
-    """
+    """The parameters of a source; raises BadInput if there is no such source."""
     if name not in SOURCES:
         raise BadInput("problem", name, one_of(name, SOURCES))
     return list(declared(Captured if name == CAPTURED else type(Distribution(Kind(name)))))
@@ -69,13 +65,7 @@ def source_settings(name: str) -> list[Setting]:
 
 @dataclass(frozen=True)
 class View:
-    """One policy on one problem, as `View.of` makes it from settings.
-
-    Attributes:
-        settings: those that differ from their defaults, by name, as the command line takes them.
-        problem: what is measured on.
-        variant: tiled attention under the policy.
-    """
+    """One policy on one problem, as `View.of` makes it from settings; it keeps those that differ from their defaults, by name."""
 
     settings: Settings
     problem: Problem
@@ -85,8 +75,7 @@ class View:
     def of(settings: Settings) -> View:
         """A view of these settings and of `SHARED`; null states nothing, and captured tensors bring the shape of one head.
 
-        Raises:
-            BadInput: for a setting that does not exist, and for a value that cannot be used.
+        Raises BadInput for a setting that does not exist, and for a value that cannot be used.
         """
         explicit = {name: value for name, value in settings.items() if value is not None}
         every = {**SHARED, **explicit}
@@ -174,12 +163,7 @@ class Measured:
 
 
 def measured(view: View, seed: int) -> Measured:
-    """A view measured, and O of its replicate `seed`.
-
-    Raises:
-        BadInput: for settings that cannot be used.
-        Unsupported: where the measurement has no figures; it says why.
-    """
+    """A view measured, and O of its replicate `seed`; raises Unsupported where the measurement has no figures, and says why."""
     if not 0 <= seed < view.seeds:
         raise BadInput("seed", seed, f"give one of the {view.seeds} replicates that are measured, 0 to {view.seeds - 1}")
     record = _record(view.problem, view.variant, view.seeds, view.settings["device"])

@@ -14,7 +14,7 @@ from numdev.explorer.view import SHARED, Settings, View, measured
 from numdev.measurement.deviation.metrics import METRICS
 
 if TYPE_CHECKING:
-    from numdev.report.figures.elements import Axis, Side
+    from numdev.report.figures.elements import Axis
 
 _SIDES = ("left", "right")
 _WIDTH = 720  # of the picture in pixels of a page; it has twice as many
@@ -36,11 +36,7 @@ class Explorer:
     """
 
     def __init__(self, left: Settings, right: Settings, shared: Settings, metric: str, seed: int) -> None:
-        """See `numdev.explore`.
-
-        Raises:
-            BadInput: for a setting or a metric that does not exist.
-        """
+        """See `numdev.explore`; raises BadInput for a setting or a metric that does not exist."""
         policies: dict[str, Settings] = {"left": left, "right": right}
         both = {**SHARED, **shared}
         for own in policies.values():
@@ -63,19 +59,13 @@ class Explorer:
         self._waits = False  # several widgets change, and one picture is drawn when all have
         self._parameters = widgets.VBox(list(self.source.values()))
         self.widget = self._laid_out()
-        for one in (self.metric, self.drawn, self.keep, *self.shared.values(), *self.source.values()):
+        own = [one for group in (self.shared, self.source, *self.sides.values()) for one in group.values()]
+        for one in (self.metric, self.drawn, self.keep, *own):
             one.observe(self._changed, "value")
-        for side in self.sides.values():
-            for one in side.values():
-                one.observe(self._changed, "value")
         self.draw()
 
     def view(self, side: str) -> View:
-        """The settings of a side, `left` or `right`, as a view.
-
-        Raises:
-            BadInput: for settings that cannot be used.
-        """
+        """The settings of a side, `left` or `right`, as a view; raises BadInput for settings that cannot be used."""
         own = {**self._own[side], **controls.values(self.sides[side])}
         return View.of({**self._both, **controls.values(self.shared), **controls.values(self.source), **own})
 
@@ -106,23 +96,18 @@ class Explorer:
         self.draw()
 
     def _picture(self) -> bytes:
-        from numdev.report.figures.elements import axes_for, picture
+        from numdev.report.figures.elements import Side, axes_for, picture
 
-        sides = {name: self._side(self.view(name)) for name in _SIDES}
-        fmt, metric = self.view("left").variant.format, self.metric.value
+        views = {name: self.view(name) for name in _SIDES}
+        results = {name: measured(view, self.drawn.value) for name, view in views.items()}
+        sides = {name: Side(views[name].title, one.out, one.golden, one.record.rows) for name, one in results.items()}
+        fmt, metric = views["left"].variant.format, self.metric.value
         axes = axes_for(tuple(sides.values()), metric, fmt)
         if self._axes is None or not self.keep.value:
             self._axes = axes
         elif self._axes.metric != metric:
             self._axes = self._axes.with_metric(axes)
         return picture(sides["left"], sides["right"], metric, fmt, self._axes)
-
-    def _side(self, view: View) -> Side:
-        """The lines or the histogram that a side draws."""
-        from numdev.report.figures.elements import Side
-
-        result = measured(view, self.drawn.value)
-        return Side(view.title, result.out, result.golden, result.record.rows)
 
     def _changed(self, change: Any) -> None:
         """A widget has another value."""

@@ -35,7 +35,7 @@ from numdev.training.watch import Watch, Watched
 _READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
 _CHECKPOINT_SECONDS = 20.0  # from one checkpoint to the next, at least
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
-_LOSSES = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}  # of a state that restarts
+_RESTARTED = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}  # what is left of a state
 _POLL = 0.2  # seconds between two looks at the processes
 
 
@@ -182,9 +182,9 @@ class Training:
     def _begin(self, restart: Restart) -> None:
         """A new model, in the state of the last checkpoint less what a restart loses, or in the initial one."""
         self._state, self._is_new = State(self._run, self._device, self._seen, self._watch), True
-        saved = self._trained.go_back()
+        saved = self._trained.resume()
         if saved is not None:
-            self._state.restore(_LOSSES[restart](saved) if restart in _LOSSES else saved)
+            self._state.restore(_RESTARTED[restart](saved) if restart in _RESTARTED else saved)
         if self._leads:
             for torn in self._trained.folder.glob(".*.tmp"):  # of a process that was killed while it wrote
                 torn.unlink(missing_ok=True)

@@ -170,7 +170,7 @@ class Trained:
         for _, path in sorted(sealed(self.folder, CHECKPOINT).items(), reverse=True)[but:]:
             path.unlink(missing_ok=True)
 
-    def go_back(self) -> dict[str, Tensor] | None:
+    def resume(self) -> dict[str, Tensor] | None:
         """Go back to the last whole checkpoint, whose tensors are returned, or stay where there is none; what is lost is noted.
 
         Raises:

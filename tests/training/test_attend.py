@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -234,16 +235,10 @@ def test_heads_share_kv_heads_and_nothing_else_is_repeated() -> None:
     with nd.attend(EXACT):
         assert torch.allclose(functional.scaled_dot_product_attention(q, kv, kv, enable_gqa=True), exact, rtol=0, atol=1e-14)
     q, k = torch.randn(3, 3, 5, 4), torch.randn(3, 6, 4)
-    calls = (
-        (q, k, k, "key"),
-        (q, q, k, "value"),
-        (k, q, q, "key"),
-        (q, q[:1], q[:1], "k"),
-        (q, q[:, :2], q[:, :2], "enable_gqa"),
-    )
-    for query, key, value, name in calls:
+    calls = [((q, k, k), "key"), ((q, q, k), "value"), ((k, q, q), "key"), ((q, q[:1], q[:1]), "k")]
+    for inputs, name in [*calls, ((q, q[:, :2], q[:, :2]), "enable_gqa")]:
         with pytest.raises(BadInput, match=f"^{name}: "), nd.attend(EXACT):
-            functional.scaled_dot_product_attention(query, key, value)
+            functional.scaled_dot_product_attention(*inputs)
 
 
 def test_autocast_casts_the_inputs_of_attention(x: Tensor) -> None:
@@ -302,24 +297,20 @@ def test_contexts_nest_and_end_with_an_exception(x: Tensor) -> None:
 
 
 def test_two_threads_each_have_their_own(x: Tensor) -> None:
-    model, results = Projected(), dict[str, Tensor]()
-    barrier = threading.Barrier(2)
+    model, barrier = Projected(), threading.Barrier(2)
 
-    def work(name: str, variant: Variant) -> None:
+    def work(variant: Variant) -> Tensor:
         with nd.attend(variant):
             barrier.wait()
-            results[name] = model(x).detach()
+            out: Tensor = model(x).detach()
             barrier.wait()
+        return out
 
-    variants: dict[str, Variant] = {"exact": EXACT, "tiled": TILED}
-    threads = [threading.Thread(target=work, args=pair) for pair in variants.items()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for name, variant in variants.items():
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(work, (EXACT, TILED)))
+    for variant, out in zip((EXACT, TILED), results, strict=True):
         with nd.attend(variant):
-            assert torch.equal(results[name], model(x))
+            assert torch.equal(out, model(x))
 
 
 def test_who_replaced_the_function_before_keeps_it(x: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:

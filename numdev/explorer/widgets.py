@@ -59,8 +59,8 @@ class Explorer:
         self._waits = False  # several widgets change, and one picture is drawn when all have
         self._parameters = widgets.VBox(list(self.source.values()))
         self.widget = self._laid_out()
-        own = [one for group in (self.shared, self.source, *self.sides.values()) for one in group.values()]
-        for one in (self.metric, self.drawn, self.keep, *own):
+        fields = [one for group in (self.shared, self.source, *self.sides.values()) for one in group.values()]
+        for one in (self.metric, self.drawn, self.keep, *fields):
             one.observe(self._changed, "value")
         self.draw()
 

@@ -29,7 +29,7 @@ EXPANDER = Expander(LIBRARY, operation="training")
 STUDIES = [name for name in LIBRARY.options("study") if LIBRARY.operation_of(name) == "training"]
 SMALL = (
     *("task=language", "task.steps=2", "task.warmup=1", "task.batch=2", "task.width=16", "task.depth=1", "task.heads=2"),
-    *("task.length=16", "task.sampled=1", "device=cpu"),
+    *("task.length=16", "device=cpu"),
 )
 STUDY = """\
 defaults:

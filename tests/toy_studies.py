@@ -71,7 +71,7 @@ def kernels() -> Study:
     """The emulated policies beside kernels that run without a GPU."""
     own = EXPANDER.library.study("kernels")["axes"]["kernel"]
     policies = {name: {**own[name], "tiling.br": 16, "tiling.bc": 16} for name in ("uniform_bf16", "kernel_bf16")}
-    each = {name: {**kernel, "role": own[name].get("role", "subject")} for name, kernel in CPU.items()}
+    each = {name: {**CPU[name], "role": own[name].get("role", "subject")} for name in ("sdpa_flash", "sdpa_math", "flex")}
     return toy("kernels", ("uniform", "normal"), {"kernel": {**policies, **each}}, TILES | {"problem.heads": 1})
 
 

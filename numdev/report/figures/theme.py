@@ -9,20 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from html import escape
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from numdev.report.statistics import significant
 
 _P = ParamSpec("_P")
-Canvas = TypeVar("Canvas", FigureCanvasAgg, FigureCanvasSVG)
 
 # Every colour of every figure. One colour has one meaning in a whole document, and no other module names one.
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
@@ -56,35 +54,7 @@ SERIES = ("#6699CC", "#CC6677", "#88A04F", "#B07AA1", "#C49A6C", "#76B7B2", "#4E
 HALF_PAGE, PAGE = 3.3, 6.69  # inches: half and all of the width of the text on a page, at which figures are printed
 SMALL = 7  # points: no text is smaller, but for superscripts
 
-_STYLE: Any = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib, so text is as wide everywhere
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": SMALL,
-    "ytick.labelsize": SMALL,
-    "legend.fontsize": SMALL,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "axes.axisbelow": True,
-    "grid.color": "#E6E6E6",
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 3.5,
-    "errorbar.capsize": 2,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "xtick.minor.width": 0.4,
-    "ytick.minor.width": 0.4,
-    "figure.dpi": 100,
-    "savefig.dpi": 200,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "numdev",
-    "path.simplify": False,
-}
+_STYLE = mpl.rc_params_from_file(Path(__file__).with_name("numdev.mplstyle"), use_default_template=False)
 
 
 @contextmanager
@@ -121,34 +91,23 @@ def laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
 
 
 def to_png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    with styled(), _canvas(figure, FigureCanvasAgg) as canvas:
-        canvas.print_png(buffer, metadata={"Software": None})  # type: ignore[no-untyped-call]
-    return buffer.getvalue()
+    return _saved(figure, "png", {"Software": None})
 
 
 def to_svg(figure: Figure, title: str, alt: str) -> bytes:
     """The figure as SVG, its title and its description for those who cannot see it inside, and the value of each point."""
-    buffer = io.BytesIO()
-    with styled(), _canvas(figure, FigureCanvasSVG) as canvas:
-        metadata = {"Date": None, "Creator": "numdev", "Title": title}
-        canvas.print_svg(buffer, metadata=metadata)  # type: ignore[no-untyped-call]
+    svg = _saved(figure, "svg", {"Date": None, "Creator": "numdev", "Title": title}).decode()
     named = f"<title>{escape(title, quote=False)}</title>"
-    head, _, tail = buffer.getvalue().decode().partition(named)
+    head, _, tail = svg.partition(named)
     body, end, rest = tail.rpartition("</svg>")
     return f"{head}{named}\n <desc>{escape(alt, quote=False)}</desc>{body}{_circles(figure)}{end}{rest}".encode()
 
 
-@contextmanager
-def _canvas(figure: Figure, kind: type[Canvas]) -> Iterator[Canvas]:
-    """The figure on a canvas of its own, at the resolution of files; `Figure.savefig` would draw it once more, for its layout."""
-    dpi, shown = figure.dpi, figure.canvas
-    figure.set_dpi(mpl.rcParams["savefig.dpi"])
-    try:
-        yield kind(figure)
-    finally:
-        figure.set_canvas(shown)
-        figure.set_dpi(dpi)
+def _saved(figure: Figure, kind: str, metadata: Any) -> bytes:
+    buffer = io.BytesIO()
+    with styled():
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()
 
 
 _MOST = 200  # points of a line: what has more is a curve, whose single points say nothing

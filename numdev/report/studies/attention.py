@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -16,7 +15,7 @@ from numdev.report.figures.lines import draw_lines
 from numdev.report.figures.marks import Dot, draw_rows, in_u, legend, page, replicates, swatch, titled
 from numdev.report.figures.theme import BASELINE, GREY, POLICY_COLOURS, TILED
 from numdev.report.reading.scenarios import compared, formats, of, ordered
-from numdev.report.reading.wording import Words
+from numdev.report.studies import TEXTS, operation_words
 
 LENGTH = "problem.shape.keys"
 SAME_INPUTS = "golden_same_inputs"
@@ -26,33 +25,19 @@ SYMBOLS = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV", "delta": "delta"}
 """Symbols of the outputs."""
 GRADIENTS = ("dq", "dk", "dv")
 _KIND = "problem.source.kind"
-_INPUTS = {
-    "uniform": "U[0, 1)",
-    "normal": "N(0, 1)",
-    "normal_logits": "wide logits",
-    "outliers": "outliers",
-    "student_t": "Student's t",
-    "tied": "tied maxima",
-    "sink": "attention sink",
-    "gap": "attention sink without noise",
-    "constant": "constant",
-}
-_POLICIES = {"uniform": "all steps in F", "kernel": "kernel(F)"}
-_SIZES = {"N": LENGTH, "d": "problem.shape.head_dim", "Br": "variant.tiling.br", "Bc": "variant.tiling.bc"}
-_RECURRENCES = {"each": "FA1", "end": "FA2"}
 
 
 def inputs(rows: pd.DataFrame) -> str:
     """The source of q, k, v, if it is the same in all rows."""
-    return _only(rows, _KIND, _INPUTS) or _only(rows, "problem.source.type", {"Captured": "captured"})
+    return _only(rows, _KIND, TEXTS["inputs"]) or _only(rows, "problem.source.type", {"Captured": "captured"})
 
 
 def arithmetic(rows: pd.DataFrame) -> str:
     """Inputs, policy and recurrence, where the rows agree on them: `U[0, 1), all steps in F, FA2`."""
     parts = [
         inputs(rows),
-        _only(_narrow(rows), "policy", _POLICIES) + (" (baseline too)" if is_strict(rows) else ""),
-        _only(rows, "variant.softmax.normalise", _RECURRENCES),
+        _only(_narrow(rows), "policy", TEXTS["policies"]) + (" (baseline too)" if is_strict(rows) else ""),
+        _only(rows, "variant.softmax.normalise", TEXTS["recurrences"]),
     ]
     return ", ".join(part for part in parts if part)
 
@@ -60,7 +45,9 @@ def arithmetic(rows: pd.DataFrame) -> str:
 def describe(rows: pd.DataFrame) -> str:
     """Describes one scenario: `U[0, 1), all steps in F, FA2; N = 256 to 4096, d = 64, Br = 64`."""
     shown = [
-        f"{name} = {_span(rows[column])}" for name, column in _SIZES.items() if column in rows and rows[column].notna().any()
+        f"{name} = {_span(rows[column])}"
+        for name, column in TEXTS["sizes"].items()
+        if column in rows and rows[column].notna().any()
     ]
     if (rows["problem.shape.queries"] != rows[LENGTH]).any():
         shown.insert(0, f"queries = {_span(rows['problem.shape.queries'])}")
@@ -130,44 +117,5 @@ def draw_total(rows: pd.DataFrame) -> Figure:
     return figure
 
 
-WORDS = Words(
-    operation="attention",
-    title="How far fast attention deviates from exact attention",
-    methods="attention.typ",
-    headlines=("fig5a_parting.svg", "fig4.svg"),
-    told=(
-        *("attention", "policy", "tiling.area", "problem.source.type", "problem.source.kind"),
-        *("problem.shape.queries", "problem.shape.keys", "problem.shape.head_dim"),
-        *("variant.tiling.br", "variant.tiling.bc", "variant.br", "variant.bc", "variant.softmax.normalise"),
-    ),
-    problem_class="problem.source.type",
-    inputs=inputs,
-    describe=describe,
-    replicates="heads",
-    cluster="layer",
-    findings={
-        "fig4": (
-            "Distance from exact attention",
-            "With every step rounded to BF16, tiled attention deviates from exact attention {main} times as far as untiled "
-            "attention does; the paper says about 10 times. With FP32 inside, as in production kernels, the ratio is "
-            "{FP32 inside} (largest deviation of the output).",
-        ),
-        "fig5a": (
-            "Growth with the sequence length",
-            "At a fixed tile the largest difference between tiled and untiled attention scales with the sequence length as "
-            "{main} where every step is rounded to BF16, and as {FP32 inside} with FP32 inside.",
-        ),
-        "fig4_assumptions": (
-            "What the tenfold ratio depends on",
-            "The paper gives neither N nor the inputs of its tenfold ratio. With every step rounded to BF16 the ratio is "
-            "{main} with the inputs that we assume, and {normal} with normal ones.",
-        ),
-    },
-)
-BACKWARD = replace(
-    WORDS,
-    operation="attention_backward",
-    title="How far the gradients of fast attention deviate from exact ones",
-    methods="",
-    headlines=("attribution.svg", "gradients.svg"),
-)
+WORDS = operation_words("attention", inputs=inputs, describe=describe)
+BACKWARD = operation_words("attention_backward", WORDS)

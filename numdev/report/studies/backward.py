@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, NamedTuple
@@ -123,7 +124,12 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     """The share of each step, a row of panels for each problem, a column for each output, the largest shares on top."""
     outputs, problems = _outputs(rows), [own for _, own in rows.groupby("pairing", sort=False)]
     cells = [(own, output) for own in problems for output in outputs]
-    known = [[one for _, each in own.groupby(SCENARIO, sort=False) if (one := _known(each, output))] for own, output in cells]
+    known = list[list[Shares]]()
+    for own, output in cells:
+        known.append([])
+        for _, each in own.groupby(SCENARIO, sort=False):
+            with suppress(Undecidable):
+                known[-1].append(shares(each, output))
     every = [one for each in known for one in each]
     alone = [one for one in every if one.adds] or every
     shown = {step: [own.by_step[step].estimate for own in alone if step in own.by_step] for one in every for step in one.by_step}
@@ -157,13 +163,6 @@ def _dots(known: list[Shares], steps: list[str]) -> Iterator[Dot]:
                 yield Dot(steps.index(step) - 0.18, share, shade, look={**look, "markersize": 5}, name="low format alone")
             else:
                 yield Dot(steps.index(step) + 0.18, share, BLACK, look={**look, **_OPEN}, name="high format alone")
-
-
-def _known(rows: pd.DataFrame, output: str) -> Shares | None:
-    try:
-        return shares(rows, output)
-    except Undecidable:
-        return None
 
 
 def _title(rows: pd.DataFrame) -> str:

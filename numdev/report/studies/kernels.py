@@ -41,6 +41,7 @@ from numdev.report.figures.marks import (
 from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED, colour
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR, compared, formats, of, ordered
 from numdev.report.statistics import Interval, ratio, significant, typical
+from numdev.report.studies import TEXTS
 from numdev.report.studies.attention import FIG4_RATIO, SAME_INPUTS, SYMBOLS, of_output
 from numdev.results.manifest import EntryRole
 
@@ -133,16 +134,10 @@ def weigh_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Evidence:
     def listed(own: dict[str, Agreement]) -> str:
         return ", ".join(f"{output} {one.text(whole=not several)}".strip() for output, one in own.items())
 
-    what = (
-        "For each gradient the distance from the emulation over the emulation's own error, and the share of elements that are "
-        "equal"
-        if several
-        else "Distance from the emulation over the emulation's own error, share of elements that are equal, largest distance in "
-        "u max |r|, error over the emulation's"
-    )
+    head = TEXTS["agreement"]["gradients" if several else "output"]
     rounded = f"gradients, rounded once, are at {listed(exact)}" if several else ""
     rounded = rounded or f"attention, rounded once, is at a distance of {exact[''].distance.text()}"
-    sentence = f"{what}: {'; '.join(f'{_readable(name)} {listed(own)}' for name, own in each.items())}. Exact {rounded}."
+    sentence = f"{head}: {'; '.join(f'{_readable(name)} {listed(own)}' for name, own in each.items())}. Exact {rounded}."
     worst = max((one.distance for own in each.values() for one in own.values()), key=lambda distance: distance.estimate)
     kernel = f"{len(each)} kernel{'s' * (len(each) != 1)}"
     questions = tuple(q for own in each.values() for output, one in own.items() for q in one.questions(exact[output]))

@@ -112,25 +112,17 @@ def _is_there(function: str) -> bool:
 
 def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
     """The figures that a study's file, or its manifest, says how to draw, by name."""
-    return {name: _plot(name, **own) for name, own in (fields.get("figures") or {}).items()}
+    plots = {}
+    for name, own in (fields.get("figures") or {}).items():
+        needs, files = tuple(own.get("needs", ())), tuple(own.get("files", ()))
+        draw = partial(_draw, name, own["draw"], own.get("options") or {})
+        plots[name] = Plot(draw, own["about"], needs, own.get("title", ""), own.get("table", ""), files)
+    return plots
 
 
 def _draw(name: str, function: str, options: Mapping[str, Any], rows: pd.DataFrame) -> Any:
     shipped = FIGURES.get(name)
     return _call(function, rows, **options) if shipped is None or _is_there(function) else shipped.draw(rows)
-
-
-def _plot(
-    name: str,
-    draw: str,
-    about: str,
-    options: Mapping[str, Any] | None = None,
-    needs: Iterable[str] = (),
-    title: str = "",
-    table: str = "",
-    files: Iterable[str] = (),
-) -> Plot:
-    return Plot(partial(_draw, name, draw, options or {}), about, tuple(needs), title, table, tuple(files))
 
 
 def _shipped() -> list[Chapter]:

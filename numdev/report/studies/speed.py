@@ -16,6 +16,7 @@ from numdev.report.figures.plot import Plot
 from numdev.report.figures.theme import BLACK, GREY, SERIES, SMALL
 from numdev.report.reading.frames import COMPARISON, Results
 from numdev.report.statistics import significant
+from numdev.report.studies import TEXTS
 from numdev.report.studies.attention import LENGTH as N
 from numdev.report.studies.kernels import KERNEL, ROLE
 from numdev.results.manifest import EntryRole
@@ -242,25 +243,7 @@ def tradeoff(rows: pd.DataFrame) -> Figure:
     return _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
 
 
-SPEED_FIGURES: dict[str, Plot] = {
-    "throughput": Plot(
-        throughput,
-        "Lines of speed over the sequence length N, one per attention, a panel for each shape and mask; bars are quartiles.",
-        title="Speed over the sequence length; bars are quartiles",
-    ),
-    "memory": Plot(
-        memory,
-        "Lines of the peak memory of one sequence over its length N on log axes, one per attention, with guides of slopes N "
-        "and N squared.",
-        title="Peak memory of one sequence over its length",
-    ),
-    "tradeoff": Plot(
-        tradeoff,
-        "One point per attention: its RMSE from golden on a log axis of a decade or more over its speed, at "
-        "the greatest sequence length.",
-        title="Deviation from golden over speed",
-    ),
-}
+SPEED_FIGURES = {draw.__name__: Plot(draw, **TEXTS["speed"][draw.__name__]) for draw in (throughput, memory, tradeoff)}
 
 
 def _panels(

@@ -33,18 +33,12 @@ from numdev.report.figures.theme import GREY, TILED
 from numdev.report.reading.frames import WATCH, Results
 from numdev.report.reading.scenarios import LABEL, SCENARIO
 from numdev.report.statistics import Floats, Interval, mean, ratio, significant, typical
+from numdev.report.studies import TEXTS
 
 WINDOW, FACTOR = 40, 7.0
 _NORMAL = 1.4826  # 1 / 0.6745, the upper quartile of the standard normal distribution
 BEFORE, AFTER = 20, 5  # steps around a spike that are shown
-FIGURES = {
-    "largest_logit": "largest logit",
-    "tie_rate": "share of tied rows",
-    "deviation": "largest deviation of O",
-    "relative_deviation": "relative deviation of O",
-    "delta_bias": "bias of delta (size)",
-    "dq_error": "relative error of dQ",
-}
+FIGURES: dict[str, str] = TEXTS["watched"]
 """The figures of attention in a step, as a reader knows them."""
 _FAR, _NEAR = 40, 11  # steps before a spike between which its run is ordinary
 

@@ -54,8 +54,8 @@ from numdev.report.figures.marks import (
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
-from numdev.report.reading.wording import Words
 from numdev.report.statistics import Interval, mean, ratio, significant, slope, typical
+from numdev.report.studies import TEXTS, operation_words
 from numdev.results.manifest import EntryRole
 
 WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
@@ -101,15 +101,7 @@ class Group(Enum):
         return group
 
 
-_NUMERICS = {
-    "fp32": "FP32",
-    "autocast_bf16": "BF16 (autocast)",
-    "autocast_fp16": "FP16 (autocast)",
-    "bf16_weights": "BF16 weights",
-}
 _BF16_ULP = 2**16  # ulps of FP32, which has 16 bits of the significand more
-_RESTARTS = {"exact": "resumed exactly", "lossy": "resumed from BF16", "weights_only": "resumed without moments"}
-_KERNELS = {"TritonBackward": "our Triton kernel", "FlexBackward": "FlexAttention"}
 
 
 def described(row: Mapping[str, Any]) -> tuple[str, Group]:
@@ -138,14 +130,14 @@ def _words(row: Mapping[str, Any], group: Group) -> str:
             inside = "FP32 inside" if policy.startswith("kernel_") else f"every step in {policy.removeprefix('uniform_').upper()}"
             return f"tiled with {inside}"
         case Group.FLASH:
-            return _KERNELS.get(kind, kind.removesuffix("Backward"))
+            return TEXTS["kernels"].get(kind, kind.removesuffix("Backward"))
         case Group.PRECISION:
             both = (_text(row, f"{side}.numerics") for side in ("variant", "baseline"))
-            return " against ".join(_NUMERICS.get(name, name) for name in both)
+            return " against ".join(TEXTS["numerics"].get(name, name) for name in both)
         case Group.RANKS:
             return f"{_text(row, 'variant.ranks')} processes for 1"
         case Group.RESTART:
-            return _RESTARTS.get(_text(row, "variant.restart"), group.words)
+            return TEXTS["restarts"].get(_text(row, "variant.restart"), group.words)
         case Group.ULP if abs(count := float(row["variant.ulp"])) != 1:
             return f"one weight moved by {'one ulp of BF16' if count == _BF16_ULP else f'{count:.0f} ulp'}"
     return group.words
@@ -475,30 +467,10 @@ def run_table(results: Results, study: str) -> pd.DataFrame:
     return pd.DataFrame(lines)
 
 
-WORDS = Words(
-    operation="training",
-    title="How far fast attention moves a model's weights",
-    methods="training.typ",
-    headlines=("fig7_full.svg", "fig7.svg", "fig8_full_training_weights.svg", "fig8_training_weights.svg"),
-    problem_class="problem.type",
+WORDS = operation_words(
+    "training",
     inputs=lambda rows: "the initial weights and of the order of the data",
     describe=lambda rows: f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else "",
-    findings={
-        "fig7": (
-            "Growth over training",
-            "The weights of a model trained with flash attention part from those of the same model trained with baseline "
-            "attention: {main}.",
-        ),
-        "fig8": (
-            "Size compared with other changes",
-            "After the last step the Wasserstein distance with flash attention over that with other initial weights is {main}.",
-        ),
-        "fig8_ulp": (
-            "Sensitivity of training",
-            "With one weight moved by one ulp before training, and baseline attention throughout, the Wasserstein distance "
-            "after the last step over that with flash attention is {main}.",
-        ),
-    },
     rules=(
         ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
         ("is it as much as another? (ratio)", f"lies above {1 / MARGIN:.3f}", f"lies below {1 / MARGIN:.3f}"),

@@ -257,7 +257,6 @@ ASSUMED = "under our assumption about the source's circumstances"
         (_result(uniform_end=HOLDS, normal_end=HOLDS), f"reproduced {ASSUMED}"),
         (_result(stated=HOLDS, normal_end=HOLDS), "reproduced"),
         (_result(stated=HOLDS, uniform=HOLDS), f"reproduced {ASSUMED}"),
-        (_result(uniform_end=FAILS, normal_end=FAILS), f"not reproduced {ASSUMED}"),
         (_result(uniform_end=UNDECIDED), f"undecided {ASSUMED}"),
         (
             _result(uniform_end=FAILS, normal_end=UNDECIDED),
@@ -272,11 +271,6 @@ ASSUMED = "under our assumption about the source's circumstances"
             _result(uniform_each=HOLDS, uniform_end=FAILS, normal_end=HOLDS),
             f"partly reproduced {ASSUMED}. Holds with uniform_each one (0); normal_end one (2). Fails with uniform_end one (1)",
         ),
-        (
-            _result(uniform_each=UNDECIDED, uniform_end=FAILS),
-            f"not reproduced {ASSUMED}. Fails with uniform_end one (1). Undecided with uniform_each one (0)",
-        ),
-        (_result(normal=HOLDS, outliers=HOLDS), "borne out"),  # nothing stands for the source
         (_result(normal=HOLDS, outliers=FAILS), "partly borne out. Holds with normal one (0). Fails with outliers one (1)"),
         (_result("kernels", normal=FAILS), "not borne out"),  # ours
         (_result("sign", uniform=HOLDS), f"borne out {ASSUMED}"),

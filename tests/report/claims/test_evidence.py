@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from numdev.report.claims.evidence import claim_of
-from numdev.report.claims.verdicts import OURS, Finding, Verdict
+from numdev.report.claims.verdicts import Finding, Verdict
 from numdev.results.claim import ClaimKind, ClaimStatement, Reference
 from numdev.results.manifest import plain
 from tests.report.claims.test_claims import SEEDS, replicates, table
@@ -81,13 +81,6 @@ def test_a_margin_of_1_asks_for_equal_numbers_of_the_measured_replicates(a: floa
         assert found.beside.verdict is verdict
 
 
-def test_a_claim_without_a_source_is_the_studys_own() -> None:
-    stated = ClaimStatement("It is so", ClaimKind.SAME, "out.rmse", **OF)
-    assert (claim_of("s_1", stated).source, claim_of("s_1", stated).is_ours) == (OURS, True)
-    cited = ClaimStatement("It is so", ClaimKind.SAME, "out.rmse", source="Golden et al. 2024", **OF)
-    assert (claim_of("s_1", cited).source, claim_of("s_1", cited).is_ours) == ("Golden et al. 2024", False)
-
-
 def test_where_chooses_the_points() -> None:
     rows = pd.concat([lines({"a": 1.0}), lines({"b": 1.0}, -0.5)])
     assert find(rows, "slope", where={"step": "a"}, **SLOPE).verdict is HOLDS
@@ -113,13 +106,6 @@ def test_points_are_paired_by_replicate_and_by_what_the_claim_leaves_open() -> N
         "The ratio of the RMSE of out from golden with step = a to that with step = b is 3.00 in every replicate, "
         "averaged over problem.n. Where all 5 replicates are equal, at most 45% of others differ (95 %)."
     )
-
-
-def test_nothing_in_common_is_undecided() -> None:
-    rows = lines({"a": 3.0, "b": 1.0})
-    rows = rows[(rows["label.step"] == "a") == (rows["label.problem.n"] == 1024)]
-    found = find(rows, "ratio", **OF, above=2.0)
-    assert (found.verdict, found.sentence) == (UNDECIDED, "No replicate was measured with step = a and with step = b.")
 
 
 def test_the_points_beside_their_baselines() -> None:

@@ -25,7 +25,6 @@ from numdev.report.claims.verdicts import (
     about,
     count,
     judged,
-    rules,
 )
 from numdev.report.statistics import STEP, Floats, Interval, largest_share, mean, ratio
 
@@ -65,13 +64,6 @@ def test_exactly_one_verdict_applies_to_every_interval(name: str) -> None:
             assert not (inside and outside)
             expected = HOLDS if inside else FAILS if outside else UNDECIDED
             assert region.verdict(interval(low, high)) is expected
-
-
-def test_the_margins_are_those_that_the_table_of_rules_tells() -> None:
-    assert (TREND, MARGIN) == (0.1, 1.1)
-    told = {question: (holds, fails) for question, holds, fails in rules()}
-    assert told["are they alike? (ratio)"] == ("lies between 0.909 and 1.1", "lies outside them")
-    assert told["does it grow? (exponent)"] == ("lies above 0.1", "lies below 0.1")
 
 
 def samples(seed: int, clusters: int) -> tuple[Floats, list[str]]:

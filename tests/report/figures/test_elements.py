@@ -212,6 +212,9 @@ def test_both_sides_have_the_same_axes(sides: tuple[Side, Side]) -> None:
     assert left.images[0].get_clim() == right.images[0].get_clim()
     assert below.get_xlim() == beside.get_xlim()
     assert below.get_ylim() == beside.get_ylim()
+    kept = Axis(3.0, 5.0, 1e-3, "max_difference", 1e-4, 2.0, True)  # of another picture
+    left, below, *_, metric = panels(sides, axes=kept)
+    assert (left.images[0].get_clim(), below.get_xlim(), metric.get_xlim()) == ((-3.0, 3.0), (-5.0, 5.0), (1e-4, 2.0))
 
 
 def test_both_are_in_units_of_one_format(sides: tuple[Side, Side]) -> None:
@@ -222,14 +225,6 @@ def test_both_are_in_units_of_one_format(sides: tuple[Side, Side]) -> None:
         largest = float((own.out - own.golden).abs().max() / (BF16.u * own.golden.max()))
         assert array.max() == pytest.approx(largest)
     assert 4 < shown[0].max() / shown[1].max() < 16
-
-
-def test_axes_of_another_picture_are_kept(sides: tuple[Side, Side]) -> None:
-    given = Axis(3.0, 5.0, 1e-3, "max_difference", 1e-4, 2.0, True)
-    left, below, *_, metric = panels(sides, axes=given)
-    assert left.images[0].get_clim() == (-3.0, 3.0)
-    assert below.get_xlim() == (-5.0, 5.0)
-    assert metric.get_xlim() == (1e-4, 2.0)
 
 
 def test_the_metric_is_the_mean_over_replicates(sides: tuple[Side, Side]) -> None:

@@ -87,7 +87,7 @@ def test_too_many_split_lines_name_the_setting_to_add() -> None:
 
 def test_no_two_lines_look_alike_and_a_colour_has_one_meaning() -> None:
     one = table().iloc[:1]
-    for colours, rest in ((1, 24), (2, 12), (12, 2), (24, 1), (8, 3)):
+    for colours, rest in ((2, 12), (8, 3)):
         pairs = list(itertools.product(range(colours), range(rest)))
         frame = pd.concat([one] * len(pairs)).assign(key=range(len(pairs)))
         frame["label.policy"], frame["label.rest"] = [f"p{p}" for p, _ in pairs], [r for _, r in pairs]

@@ -17,29 +17,7 @@ from matplotlib.figure import Figure
 
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import over_column, ratio_of
-from numdev.report.figures.marks import (
-    BESIDE,
-    DASHED,
-    Dot,
-    Panel,
-    around,
-    by_scenario,
-    corner,
-    draw_grid,
-    draw_rows,
-    head,
-    legend,
-    line,
-    log_y,
-    measured,
-    name_ends,
-    page,
-    plain_ticks,
-    replicates,
-    swatch,
-    titled,
-)
-from numdev.report.figures.marks import in_u as scaled
+from numdev.report.figures import marks
 from numdev.report.figures.theme import BASELINE, BLACK, GREY, OUTPUT_COLOURS, PALE, POLICY_COLOURS, SMALL, TILED, colour
 from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.statistics import Interval, significant
@@ -134,22 +112,22 @@ class Lines:
         else:
             subject = own.rows["subject"].iloc[0] if self.by == "subject" and len(own.rows) else "variant"
             rows = compared(own.rows, subject, self.reference)
-            rows = scaled(rows, own.metric) if in_u or self.in_u else rows
-            values = {x: replicates(at, own.metric) for x, at in rows.groupby(self.x, sort=True)}
+            rows = marks.in_u(rows, own.metric) if in_u or self.in_u else rows
+            values = {x: marks.replicates(at, own.metric) for x, at in rows.groupby(self.x, sort=True)}
         if self.x == _FORMAT:
             return [(float(i), values.get(name)) for i, name in enumerate(formats(own.rows))]
         return [(float(str(x)), value) for x, value in values.items()]
 
     def times(self, rows: pd.DataFrame) -> Interval | None:
         """The ratio in some rows."""
-        return measured(lambda: ratio_of(rows, self.y[0], self.reference, **self.ratio))
+        return marks.measured(lambda: ratio_of(rows, self.y[0], self.reference, **self.ratio))
 
     def power(self, own: _Series, *, whole: bool = False) -> str:
         """The exponent in words; empty where it is not stated."""
         if not self.symbol or self.ratio:
             return ""
         column = "u" if self.x == _FORMAT else self.x
-        value = measured(over_column, own.rows, column, own.metric, self.symbol, self.reference)
+        value = marks.measured(over_column, own.rows, column, own.metric, self.symbol, self.reference)
         if value is None or not math.isfinite(value.estimate):
             return ""
         number, _, rest = value.text().partition(" ") if whole else (significant(value.estimate), "", "")
@@ -160,7 +138,7 @@ class Lines:
         values = [one for scenario in ordered(rows) for own in self.series(of(rows, scenario)) for _, one in self.points(own)]
         units = [Format.parse(name).u for name in formats(rows)] if self.has_units else []
         marks = (*self.at, *(self.band or ())) if self.layout == "panels" else ()
-        return around(values, *units, *marks, room=0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0)
+        return marks.around(values, *units, *marks, room=0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0)
 
     def draw(self, axes: Axes, panel: Panel) -> None:
         """The lines of a panel with their exponents, or the ratio."""
@@ -170,11 +148,11 @@ class Lines:
             if words := self.power(own, whole=panel.large and len(every) > 1):
                 named = own.name if len(every) > 1 else ""
                 down = 2 + 10 * (place + bool(panel.large and self.paper))
-                corner(axes, f"{named} {words}".strip(), down=down, color=own.look["color"])
+                marks.corner(axes, f"{named} {words}".strip(), down=down, color=own.look["color"])
         if self.ratio and self.layout != "panels" and self.x != _FORMAT:
             value = self.times(panel.rows[panel.rows["format"] == self.main(panel.rows)])
             words = "" if value is None else f"ratio {value.text() if panel.large else significant(value.estimate, 3)}"
-            corner(axes, words, down=12 if panel.large else 2)
+            marks.corner(axes, words, down=12 if panel.large else 2)
         self._lay(axes, panel.rows, turned=not panel.large)
         if self.layout == "panels":
             self._mark(axes, named=panel.large)
@@ -184,12 +162,12 @@ class Lines:
         points = self.points(own)
         if self.x != _FORMAT:
             known = [(x, value) for x, value in points if value is not None and value.estimate > 0]
-            line(axes, known, elinewidth=0.8, label=own.name, **own.look)
+            marks.line(axes, known, elinewidth=0.8, label=own.name, **own.look)
             return
         for (x, value), name in zip(points, formats(own.rows), strict=True):
             shade = own.look["color"] if own.look["color"] != GREY else colour(name)
             if value is not None and value.estimate > 0:
-                line(axes, [(x + _SHIFT * shift, value)], color=shade, marker="o", markersize=4.5, label=own.name)
+                marks.line(axes, [(x + _SHIFT * shift, value)], color=shade, marker="o", markersize=4.5, label=own.name)
             else:
                 look: dict[str, Any] = {"xycoords": axes.get_xaxis_transform(), "ha": "center", "fontsize": SMALL}
                 axes.annotate("NaN" if value is None else "0", (x, 0.02), **look)
@@ -204,7 +182,7 @@ class Lines:
             axes.tick_params(axis="x", length=0)
             return
         each = [sorted(own.rows[self.x].dropna().astype(float).unique().tolist()) for own in self.series(rows)]
-        plain_ticks(axes, each[0][:: 2 if len(each[0]) > 4 else 1], turned=turned and len(each[0]) > 5)
+        marks.plain_ticks(axes, each[0][:: 2 if len(each[0]) > 4 else 1], turned=turned and len(each[0]) > 5)
         low, high = (end(place for own in each for place in own) for end in (min, max))
         span = max(high / low, 2.0)
         axes.set_xlim(low / span**0.08, high * span**0.08)
@@ -214,8 +192,8 @@ class Lines:
         if self.band:
             axes.axhspan(*self.band, color=PALE, zorder=0, linewidth=0)
         for value, words in self.at.items():
-            axes.axhline(value, **DASHED | ({"color": BLACK, "linestyle": "-"} if value == 1 else {}))
-            look: dict[str, Any] = BESIDE | {"ha": "right", "va": "bottom", "color": GREY}
+            axes.axhline(value, **marks.DASHED | ({"color": BLACK, "linestyle": "-"} if value == 1 else {}))
+            look: dict[str, Any] = marks.BESIDE | {"ha": "right", "va": "bottom", "color": GREY}
             axes.annotate(words if named else "", (1, value), (-2, 2), xycoords=axes.get_yaxis_transform(), **look)
 
     def beside(self, axes: Axes, rows: pd.DataFrame) -> None:
@@ -223,25 +201,25 @@ class Lines:
         at = {name: rows[rows["format"] == name] for name in formats(rows)}
         if self.ratio:
             values = {name: self.times(own) for name, own in at.items()}
-            log_y(axes, *around(values.values(), *self.at, *(self.band or ())))
+            marks.log_y(axes, *marks.around(values.values(), *self.at, *(self.band or ())))
             for place, (name, value) in enumerate(values.items()):
-                line(axes, [(place, value)] if value else [], color=colour(name), marker="o")
+                marks.line(axes, [(place, value)] if value else [], color=colour(name), marker="o")
             self._mark(axes, named=False)
             replace(self, x=_FORMAT)._lay(axes, rows)
         else:
             each = {name: next(self.series(own)) for name, own in at.items()}
             points = {name: self.points(own, in_u=True) for name, own in each.items()}
-            log_y(axes, *around(value for own in points.values() for _, value in own))
+            marks.log_y(axes, *marks.around(value for own in points.values() for _, value in own))
             ends = []
             for place, (name, own) in enumerate(each.items()):
                 here = [(place if self.x == _FORMAT else x, value) for x, value in points[name] if value and value.estimate > 0]
-                line(axes, here, elinewidth=0.8, label=name.upper(), marker="o", color=colour(name))
+                marks.line(axes, here, elinewidth=0.8, label=name.upper(), marker="o", color=colour(name))
                 ends += [(x, value.estimate, f"{name.upper()} {self.power(own)}", colour(name)) for x, value in here[-1:]]
             self._lay(axes, rows)
             if self.x != _FORMAT:
                 left, right = axes.get_xlim()
                 axes.set_xlim(left, right * (right / left) ** 0.75)
-                name_ends(axes, ends, 0.09)
+                marks.name_ends(axes, ends, 0.09)
         axes.set_title(self.ratio_text.capitalize() if self.ratio else "Every format, in u of F", loc="left")
         axes.set_xlabel("number format F" if self.ratio or self.x == _FORMAT else self.text[0].partition(",")[0])
 
@@ -253,8 +231,8 @@ class Lines:
             value = self.times(here)
             text = "" if not value else value.text() if math.isfinite(value.high) else significant(value.estimate)
             policy = "".join(here["policy"][here["subject"] == "variant"].iloc[:1])
-            dots.append(Dot(place, value, POLICY_COLOURS.get(policy, TILED), text, "unknown"))
-        draw_rows(axes, [titled(one) for one in scenarios], dots, at=self.at, band=self.band, room=0.38)
+            dots.append(marks.Dot(place, value, POLICY_COLOURS.get(policy, TILED), text, "unknown"))
+        marks.draw_rows(axes, [marks.titled(one) for one in scenarios], dots, at=self.at, band=self.band, room=0.38)
         axes.set_xlabel(f"{self.text[1].partition(',')[0]} at {self.main(rows).upper()}, {self.ratio_text}")
 
 
@@ -263,29 +241,29 @@ def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
     at = {float(value): words for value, words in options.pop("at", {}).items()}  # whose keys are text in a manifest
     own = Lines(at=at, **options)
     rows = rows[rows["output"].isin([name.rpartition(".")[0] for name in own.y])]
-    panels = by_scenario(rows, first=1 if own.layout != "panels" else None)
+    panels = marks.by_scenario(rows, first=1 if own.layout != "panels" else None)
     where = "" if own.x == _FORMAT else f" at {own.main(rows).upper()}"
-    keys = {one.name: swatch("", **one.look) for one in own.series(rows)}
+    keys = {one.name: marks.swatch("", **one.look) for one in own.series(rows)}
     if own.layout == "panels":
-        figure = draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{where}"))
+        figure = marks.draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{where}"))
     else:
         (first,), *others = panels
         lower = 0.75 + 0.165 * len(ordered(rows)) if own.layout == "ratio" else sum(one[0].height for one in others) + 0.25
         tall = [2.3, *([lower] if others or own.layout == "ratio" else [])]
-        figure = page(sum(tall))
+        figure = marks.page(sum(tall))
         parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall, squeeze=False)
         large, narrow = parts[0][0].subplots(1, 2, width_ratios=[2, 1])
-        head(large, first, 1)
-        log_y(large, *own.limits(first.rows))
+        marks.head(large, first, 1)
+        marks.log_y(large, *own.limits(first.rows))
         own.draw(large, first)
-        corner(large, own.paper, color=GREY)
+        marks.corner(large, own.paper, color=GREY)
         text = own.text[1].replace(", ", f"\n{where.strip()}, " if where else ",\n", 1)
         large.set(xlabel=own.text[0], ylabel=text)
         own.beside(narrow, first.rows)
         if own.layout == "ratio":
             own.rows_of_scenarios(parts[1][0].subplots(1, 1), rows)
         elif others:
-            draw_grid(others, own.draw, own.limits, (own.text[0], text), parts[1][0])
+            marks.draw_grid(others, own.draw, own.limits, (own.text[0], text), parts[1][0])
     if len(keys) > 1:
-        legend(figure, keys, len(keys), "outside lower right")
+        marks.legend(figure, keys, len(keys), "outside lower right")
     return figure

@@ -15,29 +15,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from numdev.report.claims.evidence import (
-    DEVIATION,
-    EVERY,
-    mean_of,
-    over,
-    over_baseline,
-    per_replicate,
-    select,
-    the_entry,
-)
+from numdev.report.claims.evidence import DEVIATION, EVERY, mean_of, over, over_baseline, per_replicate, select, the_entry
 from numdev.report.claims.verdicts import ABOVE, Evidence, Question, Region, Undecidable, Verdict, about
-from numdev.report.figures.marks import (
-    OPEN,
-    Dot,
-    draw_rows,
-    highest,
-    legend,
-    measured,
-    page,
-    replicates,
-    rows_by_scenario,
-    swatch,
-)
+from numdev.report.figures import marks
 from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED, colour
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR, compared, formats, of, ordered
 from numdev.report.statistics import Interval, ratio, significant, typical
@@ -66,14 +46,14 @@ def draw_kernels(rows: pd.DataFrame) -> Figure:
     names, fmt = kernels(rows), formats(rows)[0].upper()
     policy = {EntryRole.CONTROL: f"every step in {fmt}", EntryRole.EXPECTED: f"kernel({fmt}), emulated"}
 
-    def dots(own: pd.DataFrame) -> Iterator[Dot]:
+    def dots(own: pd.DataFrame) -> Iterator[marks.Dot]:
         of_golden = compared(own, reference="golden")
         for place, (name, role) in enumerate(names.items()):
-            value = replicates(of_golden[of_golden[KERNEL] == name], EVERY)
-            yield Dot(place, value, _SHADES[role], look={"marker": "D" if role in policy else "o"})
+            value = marks.replicates(of_golden[of_golden[KERNEL] == name], EVERY)
+            yield marks.Dot(place, value, _SHADES[role], look={"marker": "D" if role in policy else "o"})
 
     shown = [policy.get(role, _readable(name)) for name, role in names.items()]
-    return rows_by_scenario(rows, shown, dots, "RMSE of O from golden, absolute (diamonds: emulated policies)", room=0.0)
+    return marks.rows_by_scenario(rows, shown, dots, "RMSE of O from golden, absolute (diamonds: emulated policies)", room=0.0)
 
 
 _MOST = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted
@@ -156,7 +136,7 @@ def draw_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Figure:
     names, fmts = kernels(rows), formats(rows)
     lines = [name for name in outputs if (rows["output"] == name).any()] or [""]
 
-    def dots(panel: pd.DataFrame) -> Iterator[Dot]:
+    def dots(panel: pd.DataFrame) -> Iterator[marks.Dot]:
         for place, (name, role) in enumerate(names.items()):
             for i, output in enumerate(lines):
                 for j, fmt in enumerate(fmts):
@@ -171,15 +151,15 @@ def draw_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Figure:
                     words = "bit-equal" if one.distance.estimate == 0 else f"below {_SHOWN}"
                     text = "" if output else f"{100 * one.equal.estimate:.1f} %"
                     look = {"marker": _MARKERS[j % 4] if output else "o", "markersize": 3 if output else 3.5}
-                    yield Dot(at, None if is_small else one.distance, shade, text, words, look, f"{output} {fmt}".strip())
+                    yield marks.Dot(at, None if is_small else one.distance, shade, text, words, look, f"{output} {fmt}".strip())
 
     shown = ["control: exact" if role is EntryRole.CONTROL else _readable(name) for name, role in names.items()]
     text = "RMSE between kernel and emulation over that of the emulation from golden"
-    keys = {f"{fmt}, with the share of equal elements": swatch(colour(fmt)) for fmt in fmts}
+    keys = {f"{fmt}, with the share of equal elements": marks.swatch(colour(fmt)) for fmt in fmts}
     if outputs:
-        keys = {SYMBOLS[name]: swatch(OUTPUT_COLOURS[name]) for name in outputs if name in lines}
-        keys |= {fmt: swatch(GREY, _MARKERS[j % 4]) for j, fmt in enumerate(fmts)}
-    return rows_by_scenario(rows, shown, dots, text, keys=keys, row=0.42, at={1: "", _MOST: ""})
+        keys = {SYMBOLS[name]: marks.swatch(OUTPUT_COLOURS[name]) for name in outputs if name in lines}
+        keys |= {fmt: marks.swatch(GREY, _MARKERS[j % 4]) for j, fmt in enumerate(fmts)}
+    return marks.rows_by_scenario(rows, shown, dots, text, keys=keys, row=0.42, at={1: "", _MOST: ""})
 
 
 _FA3_RATIO = 1.0 / 1.7
@@ -189,19 +169,19 @@ _POLICIES = {"uniform": ("every step in F", TILED), "kernel": ("FP32 inside", FP
 
 def draw_sign(rows: pd.DataFrame) -> Figure:
     """The variant's deviation from golden over the baseline's, by precision policy: right of 1 is worse."""
-    names, dots = list[str](), list[Dot]()
+    names, dots = list[str](), list[marks.Dot]()
     for scenario, fmt, (policy, (words, shade)) in product(ordered(rows), formats(rows), _POLICIES.items()):
         own = of(rows, scenario)
         own = own[(own["format"] == fmt) & (own["policy"] == policy)]
-        largest, root = (measured(over_baseline, own, metric) for metric in (DEVIATION, EVERY))
+        largest, root = (marks.measured(over_baseline, own, metric) for metric in (DEVIATION, EVERY))
         if largest is not None and root is not None:
-            dots.append(Dot(len(names) - 0.15, largest, shade, significant(largest.estimate), name="max difference"))
-            dots.append(Dot(len(names) + 0.15, root, shade, look=OPEN, name="RMSE"))
+            dots.append(marks.Dot(len(names) - 0.15, largest, shade, significant(largest.estimate), name="max difference"))
+            dots.append(marks.Dot(len(names) + 0.15, root, shade, look=marks.OPEN, name="RMSE"))
             names.append(f"{scenario.title}: {fmt}, {words}")
-    figure = page(1.1 + 0.26 * max(len(names), 1))
+    figure = marks.page(1.1 + 0.26 * max(len(names), 1))
     axes = figure.add_subplot()
     papers = {FIG4_RATIO: "Golden et al.: 10", _FA3_RATIO: "FlashAttention-3: 1/1.7"}
-    draw_rows(axes, names, dots, at={**papers, 1: ""}, room=0.1)
+    marks.draw_rows(axes, names, dots, at={**papers, 1: ""}, room=0.1)
     axes.set_xlabel(
         "deviation of tiled attention from golden / that of the baseline\n(filled: max difference, open: RMSE; right of 1: worse)"
     )
@@ -251,18 +231,20 @@ def _rmse(rows: pd.DataFrame, method: str) -> pd.DataFrame:
 
 def draw_table3(rows: pd.DataFrame) -> Figure:
     """RMSE against FP64 of each method with its 95 % interval, the published figure, and a factor 1.5 around that."""
-    figure = page(2.6, PAGE * 0.75)
-    axes, dots = figure.add_subplot(), list[Dot]()
-    look: dict[str, Any] = {"marker": "D", **OPEN, "color": GREY, "linestyle": "", "markersize": 5}
+    figure = marks.page(2.6, PAGE * 0.75)
+    axes, dots = figure.add_subplot(), list[marks.Dot]()
+    look: dict[str, Any] = {"marker": "D", **marks.OPEN, "color": GREY, "linestyle": "", "markersize": 5}
     for place, (name, published) in enumerate(FA3_RMSE.items()):
         axes.barh(place, published * _FACTOR - published / _FACTOR, 0.6, left=published / _FACTOR, color=PALE, zorder=0)
         axes.plot(published, place, label="published", **look)
-        value = measured(lambda method: typical(*(_rmse(rows, method)[column].tolist() for column in ("value", "cluster"))), name)
-        dots.append(Dot(place, value, TILED, "" if value is None else significant(value.estimate), name="measured"))
-    draw_rows(axes, list(FA3_RMSE), dots)
-    known = [highest(dot.value) for dot in dots if dot.value is not None]
+        value = marks.measured(
+            lambda method: typical(*(_rmse(rows, method)[column].tolist() for column in ("value", "cluster"))), name
+        )
+        dots.append(marks.Dot(place, value, TILED, "" if value is None else significant(value.estimate), name="measured"))
+    marks.draw_rows(axes, list(FA3_RMSE), dots)
+    known = [marks.highest(dot.value) for dot in dots if dot.value is not None]
     axes.set_xlim(min(FA3_RMSE.values()) / 3, 3 * max(*known, *FA3_RMSE.values()))
-    keys = {"measured, 95 % interval": swatch(TILED, linestyle="-"), "published": swatch(GREY, **look)}
-    legend(figure, keys | {"published ×/÷ 1.5": Patch(color=PALE)}, 3)
+    keys = {"measured, 95 % interval": marks.swatch(TILED, linestyle="-"), "published": marks.swatch(GREY, **look)}
+    marks.legend(figure, keys | {"published ×/÷ 1.5": Patch(color=PALE)}, 3)
     axes.set_xlabel("RMSE of O against FP64, absolute")
     return figure

@@ -36,21 +36,7 @@ from numdev.report.claims.verdicts import (
     Undecidable,
     Verdict,
 )
-from numdev.report.figures.marks import (
-    TITLE,
-    Dot,
-    draw_rows,
-    grid,
-    legend,
-    log_y,
-    measured,
-    name_ends,
-    no_figure,
-    page,
-    scientific,
-    swatch,
-    titled,
-)
+from numdev.report.figures import marks
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
@@ -490,7 +476,7 @@ Drawn = Sequence[tuple[Rung, Mapping[str, Any]]]
 def draw_weights(rows: pd.DataFrame) -> Figure:
     """Max difference and Wasserstein distance from baseline attention over the steps, a line for each kernel."""
     scenarios = ordered(rows)
-    figure = page(0.75 + 2.35 * len(scenarios))
+    figure = marks.page(0.75 + 2.35 * len(scenarios))
     pairs: Any = figure.subplots(len(scenarios), 2, squeeze=False)
     looks: dict[str, dict[str, Any]] = {}
     for pair, scenario in zip(pairs, scenarios, strict=True):
@@ -500,10 +486,12 @@ def draw_weights(rows: pd.DataFrame) -> Figure:
             looks.setdefault(rung.name, {"color": rung.group.shade, "linestyle": _STYLES[place % 4], "marker": marker})
         drawn = [(rung, looks[rung.name]) for rung in own]
         for axes, metric in zip(pair, (LARGEST, WASSERSTEIN), strict=True):
-            axes.set_title(f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], fontsize=8, **TITLE)
+            axes.set_title(
+                f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], fontsize=8, **marks.TITLE
+            )
             _over_steps(axes, drawn, metric)
             _exponents(axes, drawn, metric)
-    legend(figure, {name: swatch("", **look) for name, look in looks.items()}, min(len(looks), 3) or 1, _TOP)
+    marks.legend(figure, {name: marks.swatch("", **look) for name, look in looks.items()}, min(len(looks), 3) or 1, _TOP)
     figure.supxlabel("training steps", fontsize=8)
     figure.supylabel("difference from the weights of baseline attention", fontsize=8)
     return figure
@@ -524,9 +512,9 @@ def _over_steps(axes: Axes, drawn: Drawn, metric: str, *, logarithmic: bool = Tr
     axes.xaxis.set_minor_formatter(NullFormatter())
     if ends and not logarithmic:
         axes.set_ylim(0, max(ends) * 1.05)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scientific(value) if value else "0"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: marks.scientific(value) if value else "0"))
     elif ends:
-        log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
+        marks.log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
     else:
         axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=SMALL)
         axes.set_yticks([])
@@ -543,14 +531,14 @@ def _exponents(axes: Axes, drawn: Drawn, metric: str) -> None:
             ends.append((max(steps), float(curve["median"].iloc[-1]), words, look["color"]))
     if ends:
         axes.set_xlim(min(steps) / 1.2, max(steps) * (max(steps) / min(steps)) ** 0.3)
-        name_ends(axes, ends, 0.07, fontsize=8)
+        marks.name_ends(axes, ends, 0.07, fontsize=8)
 
 
 def draw_ladder(rows: pd.DataFrame) -> Figure:
     """Every rung over the steps by three metrics; below, its difference at the last step, and how fast that grows."""
     blocks = [(scenario, rungs(of(rows, scenario))) for scenario in ordered(rows)]
     tall = [2.1, *(0.85 + 0.19 * len(every) for _, every in blocks)]  # the first alone has lines: a figure keeps to a page
-    figure = page(0.6 + sum(tall))
+    figure = marks.page(0.6 + sum(tall))
     parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall)
     seen, drawn = Counter[Group](), []
     for rung in blocks[0][1] if blocks else ():  # rungs of a group share a colour and differ in style
@@ -558,45 +546,45 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
         seen[rung.group] += 1
     metrics = (WASSERSTEIN, LARGEST, SIZE)
     for axes, metric in zip(parts[0].subplots(1, 3, width_ratios=[3, 2, 2]), metrics, strict=True):
-        axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), fontsize=8, **TITLE)
+        axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), fontsize=8, **marks.TITLE)
         _over_steps(axes, drawn, metric, logarithmic=metric != WASSERSTEIN)
         axes.set_xlabel("training steps")
     for part, (scenario, every) in zip(parts[1:], blocks, strict=True):
         if len(blocks) > 1:
-            part.suptitle(titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
+            part.suptitle(marks.titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
         _last(part, every)
     groups = dict.fromkeys(rung.group for _, every in blocks for rung in every if rung.group is not Group.SHAM)
-    keys: dict[str, Any] = {group.words: swatch(group.shade, "", linestyle="-", linewidth=2) for group in groups}
+    keys: dict[str, Any] = {group.words: marks.swatch(group.shade, "", linestyle="-", linewidth=2) for group in groups}
     if any(_band(every) for _, every in blocks):
         keys["2 to 5 times below FP16, the paper's range"] = Patch(color=PALE)
-    legend(figure, keys, 3, _TOP)
+    marks.legend(figure, keys, 3, _TOP)
     return figure
 
 
 def _last(part: Any, every: Sequence[Rung]) -> None:
     """A row per rung of a scenario: its difference at the last step, and its growth per step."""
     last, rate = part.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    ends, rates = list[Dot](), list[Dot]()
+    ends, rates = list[marks.Dot](), list[marks.Dot]()
     for place, rung in enumerate(every):
         sizes = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
         zeros = int((sizes == 0).sum())  # replicates that end with the weights of their references
         note = f" (0 in {zeros} of {len(sizes)} replicates)" if 0 < zeros < len(sizes) else ""
-        end, growth = measured(rung.typical_last), measured(mean, rung.rates().tolist())
+        end, growth = marks.measured(rung.typical_last), marks.measured(mean, rung.rates().tolist())
         for dots, value, text, zero in ((ends, end, note, "exactly 0"), (rates, growth, "", "does not grow")):
-            words = ("", "stopped early") if value is None else (scientific(value.estimate) + text, zero)
-            dots.append(Dot(place, value, rung.group.shade, *words, name=rung.name))
+            words = ("", "stopped early") if value is None else (marks.scientific(value.estimate) + text, zero)
+            dots.append(marks.Dot(place, value, rung.group.shade, *words, name=rung.name))
     names = [rung.name for rung in every]
-    draw_rows(last, names, ends, band=_band(every), room=0.3)
-    draw_rows(rate, names, rates, room=0.3)
-    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", fontsize=8, **TITLE)
-    rate.set_title("Growth per step", fontsize=8, **TITLE)
+    marks.draw_rows(last, names, ends, band=_band(every), room=0.3)
+    marks.draw_rows(rate, names, rates, room=0.3)
+    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", fontsize=8, **marks.TITLE)
+    rate.set_title("Growth per step", fontsize=8, **marks.TITLE)
     last.set_xlabel("Wasserstein distance")
     rate.set_xlabel("Wasserstein distance per step")
 
 
 def _band(every: Sequence[Rung]) -> tuple[float, float] | None:
     """A fifth to a half of what FP16 in place of FP32 does: where the source sees flash attention."""
-    halves = (measured(one.typical_last) for one in every if one.group is Group.PRECISION and one.name.startswith("FP16"))
+    halves = (marks.measured(one.typical_last) for one in every if one.group is Group.PRECISION and one.name.startswith("FP16"))
     known = [half.estimate for half in halves if half is not None and half.estimate > 0]
     return (known[0] / 5, known[0] / 2) if known else None
 
@@ -607,7 +595,7 @@ _ACROSS, _MOST = 4, 20  # panels beside one another, and pictures of a figure
 def draw_losses(rows: pd.DataFrame) -> Figure:
     """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
     every = list(runs_of(rows))
-    figure, panels = grid([name for name, *_ in every], _ACROSS, 1.5, ("training steps", "training loss"))
+    figure, panels = marks.grid([name for name, *_ in every], _ACROSS, 1.5, ("training steps", "training loss"))
     values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
     finite = values[(values > 0) & (values < math.inf)]
     for place, (axes, (_, group, own)) in enumerate(zip(panels, every, strict=True)):
@@ -616,11 +604,11 @@ def draw_losses(rows: pd.DataFrame) -> Figure:
             axes.plot(run["step"], run["baseline_loss"], color=GREY, linewidth=0.9, alpha=0.7)
             axes.plot(run["step"], run["loss"], color=shade, linewidth=0.45)
         if len(finite):
-            log_y(axes, float(finite.min()) / 1.1, float(finite.max()) * 1.1)
+            marks.log_y(axes, float(finite.min()) / 1.1, float(finite.max()) * 1.1)
         axes.tick_params(labelleft=not place % _ACROSS)
-    keys = {"the reference": swatch(GREY, "", linestyle="-", linewidth=1.2)}
-    keys["the run, in the colour of what differs; a line per replicate"] = swatch("black", "", linestyle="-", linewidth=0.6)
-    legend(figure, keys, 2, _TOP)
+    keys = {"the reference": marks.swatch(GREY, "", linestyle="-", linewidth=1.2)}
+    keys["the run, in the colour of what differs; a line per replicate"] = marks.swatch("black", "", linestyle="-", linewidth=0.6)
+    marks.legend(figure, keys, 2, _TOP)
     return figure
 
 
@@ -631,9 +619,9 @@ def draw_samples(rows: pd.DataFrame) -> Figure:
         paths = [path for path in own.sort_values("seed")["samples"].dropna() if Path(path).is_file()]
         shown += [(name, images.imread(path)) for path in paths[:1]]
     if not shown:
-        return no_figure("no run has stored pictures")
+        return marks.no_figure("no run has stored pictures")
     tall, wide = shown[0][1].shape[:2]
-    figure, panels = grid([name for name, _ in shown[:_MOST]], _ACROSS, PAGE / _ACROSS * tall / wide + 0.3, ("", ""))
+    figure, panels = marks.grid([name for name, _ in shown[:_MOST]], _ACROSS, PAGE / _ACROSS * tall / wide + 0.3, ("", ""))
     for axes, (_, picture) in zip(panels, shown, strict=False):
         axes.imshow(picture, interpolation="nearest")
         axes.set_axis_off()

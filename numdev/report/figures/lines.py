@@ -137,10 +137,10 @@ class Lines:
         """A log axis around all lines of some scenarios."""
         values = [one for scenario in ordered(rows) for own in self.series(of(rows, scenario)) for _, one in self.points(own)]
         units = [Format.parse(name).u for name in formats(rows)] if self.has_units else []
-        marks = (*self.at, *(self.band or ())) if self.layout == "panels" else ()
-        return marks.around(values, *units, *marks, room=0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0)
+        ends = (*self.at, *(self.band or ())) if self.layout == "panels" else ()
+        return marks.around(values, *units, *ends, room=0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0)
 
-    def draw(self, axes: Axes, panel: Panel) -> None:
+    def draw(self, axes: Axes, panel: marks.Panel) -> None:
         """The lines of a panel with their exponents, or the ratio."""
         every = list(self.series(panel.rows))
         for place, own in enumerate(every):

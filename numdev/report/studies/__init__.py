@@ -19,5 +19,5 @@ TEXTS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("words
 
 def operation_words(operation: str, like: Words = PLAIN, **more: Any) -> Words:
     """The words for an operation, which are those of another but for what the texts and `more` say."""
-    own = {name: tuple(value) if isinstance(value, list) else value for name, value in TEXTS[operation].items()}
+    own: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in TEXTS[operation].items()}
     return replace(like, operation=operation, **own, **more)

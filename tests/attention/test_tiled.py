@@ -22,9 +22,10 @@ from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
+from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
+from tests.attention.bounds import EXP2_ERRORS
 from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
 
@@ -70,19 +71,31 @@ def assert_same(a: Output, b: Output) -> None:
     assert torch.equal(lse_of(a).isnan(), lse_of(b).isnan())
 
 
-def check_against_exact(inputs: tuple[Tensor, Tensor, Tensor], tiling: Tiling, soft: OnlineSoftmax, mask: Mask) -> None:
-    """Within `tiled_error` of Exact, whose own error is no larger: `c N u max |v|` with `c = 2 tiled_error / N`."""
+def check_against_exact(
+    inputs: tuple[Tensor, Tensor, Tensor], tiling: Tiling, soft: OnlineSoftmax, mask: Mask, relative: float = 0.0
+) -> None:
+    """Within `tiled_error` of Exact, whose own error is no larger: `c N u max |v|` with `c = 2 tiled_error / N`.
+
+    `relative` is an error of P beyond FP64's: numerator and denominator, so that `out` is off by twice as much.
+    """
     q, k, v = inputs
     scale = 1 / math.sqrt(q.shape[3])
     got, want = Tiled(Precision.golden(), tiling, soft)(q, k, v, mask), Exact()(q, k, v, mask)
     keys, tiles = k.shape[2], math.ceil(k.shape[2] / tiling.bc)
     beta = soft.tie_shift or 1.0
-    bound = 2 * tiled_error(q.shape[3], keys, reach(q, k, scale), tiles, tiling.splits, beta) * U64
+    bound = 2 * tiled_error(q.shape[3], keys, reach(q, k, scale), tiles, tiling.splits, beta) * U64 + 2.1 * relative
     assert float((got.out - want.out).abs().max()) <= bound * float(v.abs().max())
     empty = is_fully_masked(mask, q.shape[0], q.shape[2], keys)[:, None].expand(lse_of(want).shape)
     assert torch.equal(lse_of(got).isneginf(), empty)
     assert bool((got.out[empty] == 0).all())
     assert bool(((lse_of(got) - lse_of(want))[~empty].abs() <= bound).all())
+
+
+@pytest.mark.parametrize("degree", [1, 3])
+def test_a_polynomial_costs_twice_its_error(degree: int) -> None:
+    """P off by e in numerator and denominator, whatever the tiling, since alpha is exact; log l is off by e."""
+    soft = OnlineSoftmax(exp=Exponential.polynomial(EXP2_MINIMAX[degree]), rescale_threshold=8.0)
+    check_against_exact(draw(SIZES, spread=2.0), Tiling(16, 8), soft, Mask(causal=True), relative=EXP2_ERRORS[degree])
 
 
 @settings(max_examples=100)

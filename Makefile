@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile numdev
 
 # The arithmetic, on the paths of the mathematics libraries that are least like those of a processor of today. Elementary functions
 # are not listed: their test starts such processes itself. Tests of expectations and of what a step changes depend on no path.

@@ -42,12 +42,10 @@ class Dot:
             raise BadInput("dot", text, "after @ comes the number of products between roundings, such as bf16@64")
         return Dot(Cast.parse(cast), int(every) if at else None)
 
-    def describe(self) -> str:
-        """The text that stands for it in a configuration."""
-        return str(self)
-
     def __str__(self) -> str:
         return f"{self.accumulate}" if self.every is None else f"{self.accumulate}@{self.every}"
+
+    describe = __str__  # in a configuration
 
     def __repr__(self) -> str:
         return f"Dot({self})"

@@ -103,12 +103,10 @@ class Format:
         suffix = "" if self.specials is Specials.IEEE else self.specials.value
         return f"e{self.exponent_bits}m{self.mantissa_bits}{suffix}"
 
-    def describe(self) -> str:
-        """The text that stands for it in a configuration."""
-        return str(self)
-
     def __str__(self) -> str:
         return self.name
+
+    describe = __str__  # in a configuration
 
     @property
     def is_integer(self) -> bool:

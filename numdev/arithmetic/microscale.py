@@ -70,12 +70,10 @@ class Microscaled:
         """Whether a text is meant as a microscaled format, and should be parsed and reported as one."""
         return "/" in text or text in MICROSCALED
 
-    def describe(self) -> str:
-        """The text that stands for it in a configuration."""
-        return str(self)
-
     def __str__(self) -> str:
         return _NAMES.get(self, f"{self.element}/{self.block}/{self.scale.value}")
+
+    describe = __str__  # in a configuration
 
     def __repr__(self) -> str:
         return f"Microscaled({self})"

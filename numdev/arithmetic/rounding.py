@@ -86,10 +86,6 @@ class Cast:
             raise BadInput("seed", chosen["seed"], "only stochastic rounding takes a seed")
         return Cast(Format.parse(name), **chosen)  # type: ignore[arg-type]
 
-    def describe(self) -> str:
-        """The text that stands for it in a configuration."""
-        return str(self)
-
     def __str__(self) -> str:
         parts = [self.to.name]
         if self.rounding is not Rounding.NEAREST_EVEN:
@@ -101,6 +97,8 @@ class Cast:
         if self.seed:
             parts.append(f"seed={self.seed}")
         return ":".join(parts)
+
+    describe = __str__  # in a configuration
 
     def __repr__(self) -> str:
         return f"Cast({self})"

@@ -44,10 +44,10 @@ def speed(cfg: DictConfig) -> Ended:
     _refuse_folders(cfg, None)
     ended = _study(cfg, "speed")
     if not cfg.dry_run:
-        from numdev.report.document.report import make_speed_report
+        from numdev.report.document.report import make_report
 
         with _report_of(cfg, None) as (results, folder, console):
-            make_speed_report(results, folder, console)
+            make_report(results, folder, console=console, kind="speed")
     return ended
 
 

@@ -204,6 +204,13 @@ class TestMatching:
             changes(tmp_path, [point()], [point(machine="two")], **question)
         assert words in str(refused.value)
 
+    def test_a_point_without_the_reference_is_unknown(self, tmp_path: Path) -> None:
+        both = [*rows(BASE), *rows(BASE, reference="baseline")]
+        sides = [[point(machine=name, rows=both), point(machine=name, labels={"i": 0})] for name in ("one", "two")]
+        of_baseline = changes(tmp_path, *sides, reference="baseline")
+        assert of_baseline["change"].tolist() == ["equal bits", "unknown"]
+        assert "no figure against baseline" in of_baseline["note"][1]
+
 
 class TestManyTests:
     def test_holm_is_the_textbooks_example(self) -> None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
-from numdev.report.claims.verdicts import judge, unknown
+from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.document.context import Part
 from numdev.report.document.export import claims_markdown, write_tables
 from numdev.report.document.figures import figure_of, write_figures
@@ -28,6 +28,7 @@ def make_report(
     studies: Sequence[str] | None = None,
     console: Console | None = None,
     *,
+    kind: str = "",
     formats: Collection[str] = (),
     plot: Mapping[str, Any] | None = None,
     title: str = "",
@@ -44,6 +45,7 @@ def make_report(
         out: folder of the report; files of the same name are replaced.
         studies: their names; all unless given.
         console: where to print.
+        kind: of measurement, the only one on which to report; every kind unless given.
         formats: beside the tables and figures: of `pdf`, report.pdf; of `html`, report.html, one file with the claims, the
             figures and a table of the rows; of `csv`, results.csv in place of results.parquet.
         plot: what a figure is asked to show, as `numdev.report.figures.plot.plot_of` takes it.
@@ -58,7 +60,7 @@ def make_report(
         StoreError: if a file cannot be written.
     """
     console, store = console or Console(), Store(results)
-    studies_of = _by_kind(store, studies)
+    studies_of = {kind: studies} if kind else _by_kind(store, studies)
     if plot and len(studies_of) > 1:
         hint = f"a figure is of one kind; name the studies of {' or '.join(studies_of)}"
         raise BadInput("plot", ", ".join(plot.values()), hint)
@@ -67,12 +69,12 @@ def make_report(
         raise BadInput("format", documents[0], "results of speed alone have tables and figures and no document; leave it out")
     parts: list[Part] = []
     notes: list[str] = []
-    for kind in sorted(studies_of, key=lambda kind: (kind == SPEED, kind != DEVIATION, kind != TRAINING)) or [DEVIATION]:
-        folder = out / kind if parts else out  # the tables of all kinds have the same names
-        loaded = load(store, studies_of.get(kind, studies), kind=kind)
+    for each in sorted(studies_of, key=lambda name: (name == SPEED, name != DEVIATION, name != TRAINING)) or [DEVIATION]:
+        folder = out / each if parts else out  # the tables of all kinds have the same names
+        loaded = load(store, studies_of.get(each, studies), kind=each)
         part, own_notes = write_part(loaded, store.path, folder, console, plot, csv="csv" in formats)
         parts.append(part)
-        notes += own_notes if kind != SPEED else []
+        notes += own_notes if each != SPEED else []
     if documents:
         shown = [part for part in parts if part.results.kind != SPEED]
         is_paper = shown[0].results.kind != TRAINING and any(not result.claim.is_ours for result in shown[0].claims)
@@ -89,20 +91,12 @@ def make_report(
     return not any(bad_outputs(part.results) for part in parts)
 
 
-def make_speed_report(results: Path, out: Path, console: Console | None = None) -> bool:
-    """Write tables, figures and claims of all stored studies of speed; arguments, result and errors are as of `make_report`."""
-    store = Store(results)
-    part, _ = write_part(load(store, kind=SPEED), store.path, out, console or Console(), None, csv=False)
-    return not bad_outputs(part.results)
-
-
-def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, list[str]]:
+def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
     """The names of some studies and sweeps, by kind; of one that is not there as if it were of deviation, for the error."""
     kinds = {name: str(manifest.get("kind", DEVIATION)) for name, manifest in store.studies().items()}
-    by_kind: dict[str, list[str]] = {}
-    for name in kinds if studies is None else studies:
-        by_kind.setdefault(kinds.get(name, DEVIATION), []).append(name)
-    return by_kind
+    names = list(kinds if studies is None else studies)
+    kind_of = {name: kinds.get(name, DEVIATION) for name in names}
+    return {kind: [name for name in names if kind_of[name] == kind] for kind in dict.fromkeys(kind_of.values())}
 
 
 def write_part(
@@ -113,8 +107,7 @@ def write_part(
     `home` is the folder of the results.
     """
     chosen = figure_of(results, plot) if plot else None  # checked before anything is written
-    is_speed = results.kind == SPEED
-    claims = [] if is_speed and not len(results.primary) else judge(claims_of(results), results)
+    claims, is_speed = _judged(results), results.kind == SPEED
     write_tables(results, claims, out, csv)
     if claims or not is_speed:
         write_atomically(out / "claims.md", claims_markdown(claims).encode())
@@ -134,12 +127,17 @@ def write_part(
     return Part(results, claims, pictures), notes
 
 
+def _judged(results: Results) -> list[ClaimResult]:
+    """The claims on some results; none on speed of which nothing is measured."""
+    return judge(claims_of(results), results) if len(results.primary) or results.kind != SPEED else []
+
+
 def _beside(results: Path, out: Path, kinds: Sequence[str]) -> Iterator[Part]:
     """Read the results of other kinds of measurement in their folders, and draw their figures for the document."""
     for kind in kinds:
         store = Store(results / kind)
         if any(manifest.get("kind") == kind for manifest in store.studies().values()):
             loaded = load(store, kind=kind)
-            claims = judge(claims_of(loaded), loaded) if len(loaded.primary) or kind != SPEED else []
+            claims = _judged(loaded)
             pictures, _ = write_figures(loaded, claims, out / "figures", store.path)
             yield Part(loaded, claims, pictures)

@@ -26,10 +26,10 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
 from numdev.measurement.speed.timing import Budget
-from numdev.report.document.report import make_report, make_speed_report
+from numdev.report.document.report import make_report
 from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
-from numdev.report.reading.frames import load
+from numdev.report.reading.frames import SPEED, load
 from numdev.report.studies.speed import SPEED_FIGURES, crossovers, frame, shape_text
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
@@ -64,9 +64,9 @@ def test_a_report_takes_its_own_kind_of_study(results: Path, tmp_path: Path) -> 
     run(toy("sign", ("uniform",), base={"problem.n": 16, "problem.head_dim": 8, "seeds": 1}), Bench(Exact(), "cpu"), others)
     others.put_study("sign", others.studies()["sign"] | {"figure": None, "claims": []})
     with pytest.raises(BadInput, match=r"no results of speed but sign of deviation; .*study=speed_cpu"):
-        make_speed_report(others.path, tmp_path / "speed", console)
+        make_report(others.path, tmp_path / "speed", console=console, kind=SPEED)
     both = shutil.copytree(results, others.path, dirs_exist_ok=True)
-    make_speed_report(both, tmp_path / "speed", console)
+    make_report(both, tmp_path / "speed", console=console, kind=SPEED)
     assert set(pd.read_csv(tmp_path / "speed" / "speed.csv")["study"]) == {"toy"}
     make_report(both, tmp_path / "report", ["sign"], console=console)
     assert set(pd.read_parquet(tmp_path / "report" / "results.parquet")["study"]) == {"sign"}
@@ -84,7 +84,7 @@ def test_one_row_per_point_and_replicate(results: Path) -> None:
 
 def test_the_report_is_whole(results: Path, tmp_path: Path) -> None:
     console = Console(width=200, record=True)
-    make_speed_report(results, tmp_path, console)
+    make_report(results, tmp_path, console=console, kind=SPEED)
     drawn = {f"figures/toy_{name}.{kind}" for name in SPEED_FIGURES for kind in ("png", "svg")}
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     assert files == {"speed.csv", "crossover.csv", "unsupported.csv", "columns.md", "environment.json"} | drawn

@@ -101,11 +101,7 @@ class Captured(Source):
         return _heads(layer.q, place, shape.q), _heads(layer.k, place, shape.kv), _heads(layer.v, place, shape.kv)
 
     def gradient(self, shape: Shape, seed: int) -> torch.Tensor | None:
-        """dO of replicate `seed`, as FP64; None where no chosen layer has one.
-
-        Raises:
-            BadInput: where only some of the chosen layers have one, or one does not have the shape of q or is not finite.
-        """
+        """dO of replicate `seed`, as FP64; None where no chosen layer has one, BadInput where only some have."""
         layers = self._layers()
         without = [name for name, layer in layers.items() if layer.do is None]
         if len(without) == len(layers):
@@ -159,11 +155,7 @@ class Captured(Source):
         return Mask(**own | fields)
 
     def scale(self) -> float | None:
-        """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none.
-
-        Raises:
-            BadInput: where the chosen layers differ.
-        """
+        """The scale that the file notes; None for 1/sqrt(head_dim), and where it notes none."""
         return self._common("scale", {name: layer.scale for name, layer in self._layers().items()})
 
     def _common(self, field: str, values: dict[str, Any]) -> Any:

@@ -115,10 +115,6 @@ def differentiable(
     Each pass rounds the inputs by its own policy. O and the gradients are rounded once more to the dtype of q, k and v, which
     changes nothing if that dtype holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice. Autocast does
     not affect either pass. `report` receives the gradients, delta among them, before they are rounded to that dtype.
-
-    Raises:
-        BadInput: for a dtype in which models do not compute, and for dtypes or shapes that do not fit together.
-        Unsupported: if the forward pass returns no LSE, or not the O that `backward` reads.
     """
     check_dtypes(q, k, v)
     result: Tensor = _Attend.apply(q, k, v, (forward, backward, report), mask, scale)  # type: ignore[no-untyped-call]

@@ -137,11 +137,9 @@ def gradients_emulation_of(
 ) -> TiledBackward:
     """`TiledBackward` with the formats, tiles and orders that the kernel `variant` declares; see `KernelArithmetic`.
 
-    `br`, `bc`, `order` and `query_order` replace the kernel's own. The emulation takes O and LSE from `forward`; None is the
-    emulation of the variant's own forward pass. With `variant.forward_pass` only the backward pass is emulated.
-
-    Raises:
-        BadInput: if something about the kernel is neither known nor given.
+    `br`, `bc`, `order` and `query_order` replace the kernel's own; what is neither known nor set is refused. O and LSE are those
+    of `forward`, or of the emulation of the variant's own forward pass. With `variant.forward_pass` only the backward pass is
+    emulated.
     """
     known = variant.arithmetic(shape, mask)
     tiling, query_order = known.tiling, known.query_order

@@ -102,7 +102,7 @@ class Naive(Attention):
             out = steps.values(steps.share(p, row_sum), v, visible)
         else:
             out = steps.values(steps.probabilities(p), v, visible)
-            out = steps.normalise(steps.enter_accumulator(out), row_sum)
+            out = steps.normalise(self.precision.accumulator.apply_(out, steps.noise), row_sum)
         return steps.output(out), lse
 
 

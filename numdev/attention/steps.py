@@ -128,10 +128,6 @@ class Steps(CommonSteps[Precision]):
         """`O / l`, 0 where l is 0."""
         return self.do("normalise", o, divisor(row_sum))
 
-    def enter_accumulator(self, product: Tensor) -> Tensor:
-        """`P V` in the format of the accumulator."""
-        return self.precision.accumulator.apply_(product, self.noise)
-
     def lse(self, m: Tensor, row_sum: Tensor, log_scale: float = 1.0) -> Tensor:
         """`LSE = m / log_scale + log l`, in memory of its own; minus infinity where the row has no sum."""
         m = m.masked_fill(m == NEVER, 0.0)

@@ -113,11 +113,7 @@ def unproven() -> Iterator[None]:
 
 
 def proven(run: Callable[[], T], family: str, field: str, key: Hashable, device: torch.device) -> tuple[T, str]:
-    """Runs, and returns the result and the name of the kernel, which must be of a family; no name within `unproven`.
-
-    Raises:
-        Unsupported: naming `field`, if another ran.
-    """
+    """Runs; returns the result and the name of the kernel, none within `unproven`. Unsupported if it is of another family."""
     if key in _RAN:
         return run(), _RAN[key]
     if not _PROVING.get():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -68,22 +67,3 @@ def test_measures_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "results" / "records").iterdir())) == 2
     ran = run(*command, "-m", "seeds=1,2", "problem.n=32", cwd=tmp_path, **where)
     assert [line.partition(" ")[0] for line in ran.stdout.splitlines()[2:]] == ["1", "2"]
-
-
-def test_the_command_lists_studies_and_completes(installed: Path, tmp_path: Path) -> None:
-    where = {"PYTHONPATH": str(installed), "PATH": f"{installed / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    studies = run("numdev", "studies", cwd=tmp_path, **where).stdout
-    assert {line.split()[0] for line in studies.splitlines() if not line.startswith(" ")} == {
-        path.stem for path in (REPOSITORY / "configs" / "study").glob("*.yaml")
-    }
-    if shutil.which("bash") is None:
-        pytest.skip("there is no bash")
-    script = (
-        'eval "$(numdev -sc install=bash)"\n'
-        'COMP_LINE="numdev measure softmax=fa" COMP_POINT=25 COMP_CWORD=2\n'
-        "hydra_bash_completion\n"
-        'echo "${COMPREPLY[@]}"'
-    )
-    assert run("bash", "-c", script, cwd=tmp_path, **where).stdout.split() == [
-        f"softmax={path.stem}" for path in sorted((REPOSITORY / "configs" / "softmax").glob("fa*.yaml"))
-    ]

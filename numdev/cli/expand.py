@@ -113,7 +113,7 @@ class Expander:
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         claims, plot = self._answers(name, fields)
-        stated = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
+        settings = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         folder = ["--config-dir", self.own] if self.own else []
         return Study(
             name=name,
@@ -122,7 +122,7 @@ class Expander:
             claims=claims,
             points=points,
             more=tuple(fields["more"]),
-            command=shlex.join(["numdev", self.program, *folder, f"study={name}", *stated]),
+            command=shlex.join(["numdev", self.program, *folder, f"study={name}", *settings]),
             scenarios=tuple(_scenario(key, own) for key, own in kept.items()),
             overrides=tuple(self._overrides(name, kept, fields)),
             words={axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},

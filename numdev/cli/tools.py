@@ -200,9 +200,9 @@ def _tune(settings: Namespace) -> int:
     from numdev.results.files import write_atomically
 
     path = Path(settings.out) if settings.out else launch.TABLE
-    stated = [f"{name}={getattr(settings, name)}" for name in TUNE.settings if name != "out"]
+    overrides = [f"{name}={getattr(settings, name)}" for name in TUNE.settings if name != "out"]
     origin = {
-        "command": " ".join(["numdev tune", *stated]),
+        "command": " ".join(["numdev tune", *overrides]),
         "device": torch.cuda.get_device_name(),
         "versions": {"torch": torch.__version__, "triton": launch.triton_version()},
     }

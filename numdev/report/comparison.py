@@ -122,8 +122,8 @@ def _points(results: Results) -> dict[_Place, _Point]:
     points: dict[_Place, _Point] = {}
     twins: Counter[tuple[str, str, str]] = Counter()
     for point in results.points[["study", SCENARIO, TITLE, "reason", "pairing", *_OF_SIDES, *labels]].to_dict("records"):
-        stated = [(name.removeprefix(LABEL), point[name]) for name in labels if not pd.isna(point[name])]
-        text = " ".join(f"{name}={int(v) if isinstance(v, float) and v.is_integer() else v}" for name, v in stated)
+        labelled = [(name.removeprefix(LABEL), point[name]) for name in labels if not pd.isna(point[name])]
+        text = " ".join(f"{name}={int(v) if isinstance(v, float) and v.is_integer() else v}" for name, v in labelled)
         place = (point["study"], point[SCENARIO], text)
         points[*place, twins[place]] = {str(name): value for name, value in point.items()}
         twins[place] += 1

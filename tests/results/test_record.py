@@ -17,7 +17,7 @@ from scipy import stats
 from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, FP32, Format
-from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.quantise import Quantised, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
 from numdev.attention.distributions import Constant, Kind, Sink
@@ -67,22 +67,18 @@ def test_keys_do_not_depend_on_the_order_of_names() -> None:
 
 VARIANTS: list[object] = [
     Exact(),
-    Naive(Precision.uniform(BF16)),
     Naive(Precision.uniform(BF16), Normalise.END),
     Tiled(Precision.uniform(BF16)),
     Tiled(Precision.kernel(BF16)),
     Tiled(Precision.kernel(BF16).with_step(scores=Dot(Cast(FP32), 16))),
-    Tiled(Precision.kernel(BF16).with_step(scores=Dot(Cast(FP32), 32))),
     Tiled(Precision.kernel(BF16).with_step(output=Cast(BF16, Rounding.TOWARD_ZERO))),
     Tiled(Precision.kernel(BF16), Tiling(br=16, bc=32)),
     Tiled(Precision.kernel(BF16), Tiling(br=16, bc=32, order=Order.REVERSE)),
     Tiled(Precision.kernel(BF16), Tiling(), OnlineSoftmax(exp=Exponential.EXP2)),
     Tiled(Precision.fp8()),
-    Tiled(Precision.fp8(scale=Scale.TENSOR)),
     Tiled(Precision.fp8(hadamard=False)),
     Tiled(Precision.fp8().with_step(inputs=Quantised(Cast(E4M3FN), smoothing=Smoothing.K))),
     Tiled(Precision.fp8().with_step(inputs=Cast(E4M3FN))),
-    Tiled(Precision.int8()),
 ]
 
 
@@ -94,7 +90,6 @@ def test_every_difference_is_another_key() -> None:
         replace(PROBLEM, shape=Shape(2, 4, 4, 8, 9, 16)),
         replace(PROBLEM, source=Sink(3.5)),
         replace(PROBLEM, source=Constant(3.0)),
-        replace(PROBLEM, source=Captured()),
         replace(PROBLEM, source=Captured(layer="layer0")),
     ]
     configs: list[dict[str, Any]] = [{"problem": describe(p), "variant": describe(v)} for p in problems for v in VARIANTS]
@@ -213,16 +208,6 @@ def test_summaries_of_one_value_of_nan_and_of_infinity() -> None:
     infinite = summary([1.0, math.inf, 2.0])
     assert math.isnan(infinite.mean)
     assert (infinite.least, infinite.most) == (1.0, math.inf)
-
-
-def test_summaries_by_subject_output_and_reference() -> None:
-    rows = [row(0, 1.0), row(1, 3.0), row(0, 10.0, "baseline"), row(1, 20.0, reference="golden_same_inputs")]
-    result = record(rows=rows).summaries("rmse")
-    assert [(s["subject"], s["output"], s["reference"], s["mean"], s["count"]) for s in result] == [
-        ("variant", "out", "golden", 2.0, 2),
-        ("baseline", "out", "golden", 10.0, 1),
-        ("variant", "out", "golden_same_inputs", 20.0, 1),
-    ]
 
 
 def test_text_and_html_show_the_chief_figures_and_the_reason() -> None:

@@ -153,7 +153,7 @@ class Finding:
     beside: Finding | None = None
 
     @property
-    def told(self) -> str:
+    def verdict_text(self) -> str:
         """The verdict with its p-value."""
         if math.isnan(self.p):
             return self.verdict.value

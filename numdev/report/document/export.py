@@ -123,8 +123,8 @@ def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
 def summarise(results: Results) -> pd.DataFrame:
     """One row per point and place in its record: replicates, and of each figure the mean, its 95 % interval and the range.
 
-    The place of a deviation is subject, output and reference; beside it stand the point's chief settings (`Words.told`) and every
-    other setting in which points of one class differ. Of other kinds it is what the kind declares.
+    The place of a deviation is subject, output and reference; beside it stand the point's chief settings (`Words.always`) and
+    every other setting in which points of one class differ. Of other kinds it is what the kind declares.
     """
     rows = results.primary
     if results.kind in (DEVIATION, SPEED):
@@ -161,7 +161,7 @@ def _summaries(rows: Rows, places: list[str], metrics: Sequence[str], chosen: ND
 def _with_settings(summaries: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
     """Summaries with settings of their points, which a key stands for, behind the labels."""
     words = words_of(points)
-    chief = ("format", "seeds", *words.told)
+    chief = ("format", "seeds", *words.always)
     names = [name for name in points.columns if name in chief or (name.startswith(_VARYING) and _varies(name, points, words))]
     own = points.drop_duplicates("key").set_index("key")[names].loc[summaries["key"]].reset_index(drop=True)
     at = list(summaries).index("replicates")

@@ -152,8 +152,8 @@ def tidy(
     table = rows.frame(chosen, names).reset_index(drop=True)
     places, place = np.unique(rows.point if chosen is None else rows.point[chosen], return_inverse=True)
     points = rows.points.iloc[places]
-    stated = {study: results.manifests[study]["points"] for study in points["study"].unique()}
-    labels_of = {study: list(dict.fromkeys(name for one in own for name in one["explicit"])) for study, own in stated.items()}
+    listed = {study: results.manifests[study]["points"] for study in points["study"].unique()}
+    labels_of = {study: list(dict.fromkeys(name for one in own for name in one["explicit"])) for study, own in listed.items()}
     more = (name for name in more if name not in table and f"{LABEL}{name}" not in table)
     names_of = dict.fromkeys([*(name for own in labels_of.values() for name in own), *more])
     labels = {f"{LABEL}{name}": _label(results, points, name).take(place).reset_index(drop=True) for name in names_of}
@@ -196,12 +196,12 @@ def _word(setting: Column, words: Mapping[str, Sequence[str]]) -> str:
 
 def _label(results: Results, points: pd.DataFrame, name: str) -> pd.Series[Any]:
     """A setting of some points: what each states, else what it was composed of, or what its record has."""
-    stated = {
+    of_point = {
         (study, point["key"]): point["labels"].get(name, point["composed"].get(name))
         for study in points["study"].unique()
         for point in results.manifests[study]["points"]
     }
-    values = [stated.get(place) for place in zip(points["study"], points["key"], strict=True)]
+    values = [of_point.get(place) for place in zip(points["study"], points["key"], strict=True)]
     if None in values and (known := configured(name, points)) is not None:
         had = known.astype(object).where(known.notna(), None)
         values = [one if value is None else value for value, one in zip(values, had, strict=True)]

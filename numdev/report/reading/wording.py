@@ -111,7 +111,7 @@ class Words:
         title: of a report on it.
         methods: the template, in `document/templates`, that explains its golden, its baseline and its algorithm; empty for none.
         headlines: the files of figures of which the first that is drawn stands on the first page of a report.
-        told: the columns that a summary has for every point, even where all points agree.
+        always: the columns that a summary has for every point, even where all points agree.
         problem_class: the column of the class that decides which settings a problem has.
         inputs: what the inputs of some rows are, if it is the same in all, such as `U[0, 1)`.
         describe: what the rows of one scenario have in common, inputs among it.
@@ -126,7 +126,7 @@ class Words:
     title: str = "How far fast implementations deviate from exact results"
     methods: str = ""
     headlines: tuple[str, ...] = ()
-    told: tuple[str, ...] = ()
+    always: tuple[str, ...] = ()
     problem_class: str = "problem.type"
     inputs: Callable[[pd.DataFrame], str] = _nothing
     describe: Callable[[pd.DataFrame], str] = _nothing

@@ -21,14 +21,14 @@ def log(*rows: str, units: str = UNITS) -> str:
     return "\n".join([PROF, HEADER, units, *rows, "==PROF== Disconnected from process 1576"]) + "\n"
 
 
-def test_figures_by_range_without_separators() -> None:
-    result = read(log(row(3, "100,663,296", "33,554,432.50", "1"), row(0, "1", "2", "3")), METRICS)
-    assert result == {3: {READ: 100663296.0, WRITTEN: 33554432.5, CACHE: 1.0}, 0: {READ: 1.0, WRITTEN: 2.0, CACHE: 3.0}}
-
-
-def test_kernels_of_one_range_add_up() -> None:
-    result = read(log(row(1, "10", "20", "30", "first"), row(1, "1", "2", "3", "second, with a comma")), METRICS)
-    assert result == {1: {READ: 11.0, WRITTEN: 22.0, CACHE: 33.0}}
+def test_figures_by_range_are_sums_over_its_kernels() -> None:
+    text = log(
+        row(3, "100,663,296", "33,554,432.50", "1"), row(0, "10", "20", "30", "a"), row(0, "1", "2", "3", "b, with a comma")
+    )
+    assert read(text, METRICS) == {
+        3: {READ: 100663296.0, WRITTEN: 33554432.5, CACHE: 1.0},
+        0: {READ: 11.0, WRITTEN: 22.0, CACHE: 33.0},
+    }
 
 
 @pytest.mark.parametrize("text", ["", PROF, "==ERROR== nothing\n", HEADER])

@@ -157,13 +157,6 @@ def test_without_a_gpu_or_ncu_counters_are_refused(monkeypatch: pytest.MonkeyPat
         Traffic(ATTENTION, torch.device("cuda"))
 
 
-def test_counters_are_part_of_the_key_and_their_absence_is_not(bench: Runner) -> None:
-    plain = speed_bench("cpu", QUICK)
-    assert set(plain.config(problem(4), VARIANT)) == {"problem", "variant", "baseline", "seeds", "timing"}
-    assert bench.config(problem(4), VARIANT) == plain.config(problem(4), VARIANT) | {"counters": True}
-    assert bench.key(problem(4), VARIANT) != plain.key(problem(4), VARIANT)
-
-
 TOY = """\
 title: Toy
 base: {baseline: none, problem.head_dim: 8, attention: vanilla, precision: fp32, seeds: 1}

@@ -76,7 +76,7 @@ def test_a_margin_of_1_asks_for_equal_numbers_of_the_measured_replicates(a: floa
     rows = steps(0.0, a=a, b=1.0)
     for own in (rows, rows[rows["seed"] == 0]):
         found = find(own, "same", "out.max_difference", margin=1.0, **OF)
-        assert (found.verdict, found.told, found.over) == (verdict, verdict.value, "over no runs but these")
+        assert (found.verdict, found.verdict_text, found.over) == (verdict, verdict.value, "over no runs but these")
         assert found.beside is not None
         assert found.beside.verdict is verdict
 

@@ -153,7 +153,7 @@ def test_what_decides_alone_may_not_in_a_table_of_many() -> None:
     among = judged([evidence(near), *others])[0]
     assert among.verdict is UNDECIDED
     assert among.p == pytest.approx(min(1.0, 10 * min(near.p)))
-    assert among.told == f"undecided (p = {among.p:.2g})"
+    assert among.verdict_text == f"undecided (p = {among.p:.2g})"
 
 
 @given(st.lists(st.tuples(st.floats(0.7, 1.5), st.floats(0.01, 0.5)), min_size=1, max_size=12))
@@ -204,7 +204,7 @@ def test_what_is_seen_needs_no_test_and_says_so() -> None:
     seen = Evidence("0", "Equal.", seen=HOLDS)
     near = question(1.05, noise=0.08)
     found, other = judged([seen, evidence(near)], ["over seeds", "over seeds"])
-    assert (found.verdict, found.told, found.over) == (HOLDS, "holds", "over no runs but these")
+    assert (found.verdict, found.verdict_text, found.over) == (HOLDS, "holds", "over no runs but these")
     assert (count([seen, evidence(near)]), other.p) == (1, min(near.p))
 
 

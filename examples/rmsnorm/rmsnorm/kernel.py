@@ -38,6 +38,8 @@ def rmsnorm(x_ptr, w_ptr, y_ptr, rms_ptr, n, eps, BLOCK: tl.constexpr):
 class Fused(InDtype):
     """The kernel on inputs in a format; a program loads `block` columns at once, a power of two."""
 
+    FORMATS = InDtype.FORMATS[1:]
+
     block: int = 1024
 
     def __post_init__(self) -> None:

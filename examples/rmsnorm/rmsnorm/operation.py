@@ -82,23 +82,6 @@ class Policy(Steps):
 
 
 @dataclass(frozen=True)
-class Golden(RoundsInputs):
-    """Exact to FP64."""
-
-    rounds = Cast(FP64)
-    formats = {"y": FP64, "rms": FP64}  # noqa: RUF012
-
-    def __call__(self, x: Tensor, w: Tensor, *, eps: float) -> Result:
-        return eager(x.double(), w.double(), eps)
-
-
-def eager(x: Tensor, w: Tensor, eps: float) -> Result:
-    """Three tensor operations of torch: what a model that is not fused runs."""
-    rms = (x.square().mean(-1, keepdim=True) + eps).sqrt()
-    return Result({"y": x / rms * w, "rms": rms})
-
-
-@dataclass(frozen=True)
 class Blocked(RoundsInputs):
     """Squares are summed in blocks of so many columns, in the carrier, before the running sum is rounded; all under a policy."""
 
@@ -132,13 +115,15 @@ class Blocked(RoundsInputs):
 
 @dataclass(frozen=True)
 class InDtype(RoundsInputs):
-    """The base of what computes on tensors of a dtype of torch: fp32, bf16 or fp16."""
+    """The base of what computes on tensors of a dtype of torch."""
+
+    FORMATS = (FP64, FP32, BF16, FP16)
 
     format: Format = BF16
 
     def __post_init__(self) -> None:
-        if self.format not in (FP32, BF16, FP16):
-            raise BadInput("norm.format", self.format.name, "give one of fp32, bf16, fp16")
+        if self.format not in self.FORMATS:
+            raise BadInput("norm.format", self.format.name, f"give one of {', '.join(fmt.name for fmt in self.FORMATS)}")
 
     @property
     def rounds(self) -> Cast:
@@ -155,10 +140,12 @@ class InDtype(RoundsInputs):
 
 
 class Eager(InDtype):
-    """Three tensor operations in the dtype itself."""
+    """Three tensor operations in the dtype itself, what a model that is not fused runs; golden is that in FP64."""
 
     def __call__(self, x: Tensor, w: Tensor, *, eps: float) -> Result:
-        return eager(x, w, eps)
+        x, w = x.to(self.dtype), w.to(self.dtype)
+        rms = (x.square().mean(-1, keepdim=True) + eps).sqrt()
+        return Result({"y": x / rms * w, "rms": rms})
 
 
 @dataclass(frozen=True)
@@ -173,7 +160,7 @@ class InItsFormat:
 
 RMSNORM = Operation(
     name="rmsnorm",
-    golden=Golden(),
+    golden=Eager(FP64),
     inputs=(Inputs(("x", "w")),),
     outputs=(Output("y", "the normalised row, weighed"), Output("rms", "root of the mean of the squares of a row")),
     steps=tuple(field.name for field in fields(Policy)),

@@ -129,7 +129,7 @@ def honoured() -> Iterator[str]:
     yield from ("| | reads |", "|---|---|")
     for operation, group in (("attention", "attention"), ("attention_backward", "backward"), ("attention", "baseline")):
         known = composer((config_folder(),), operation=operation)
-        for option in known.library.options(group):
+        for option in known.options(group):
             accepted = accepted_by(known.values({group: option}), group)
             yield f"| `{group}={option}` | {told(known, accepted.names, accepted.family)} |"
 

@@ -119,7 +119,7 @@ def jobs(overrides: list[str]) -> Iterator[list[str]]:
 def check_points(command: str, cfg: Any, hydra: Any) -> None:
     expander = expand.expander(hydra, cfg, command)
     if command == "paper":
-        points = [point for name in cfg.studies for point in expander.study(name, expander.library.study(name)).points]
+        points = [point for name in cfg.studies for point in expander.study(name, expander.composer.study(name)).points]
     elif command == "map" or cfg.study is None:
         points = [build.point(request_of(cfg, hydra, expander, **({} if "seeds" in cfg else {"seeds": None})))]
     else:

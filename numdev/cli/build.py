@@ -6,9 +6,10 @@ and what they refer to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol, get_type_hints, runtime_checkable
 
 from hydra.errors import InstantiationException
@@ -17,13 +18,12 @@ from hydra.utils import instantiate
 from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.base import Implementation
 from numdev.cli import schema
-from numdev.cli.compose import Flat, Library, Request, config_folder, reference
+from numdev.cli.compose import Composer, Flat, Request, composed, config_folder, reference
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.study import Refused, StudyPoint
 from numdev.settings import make, types_of
 
 TARGET = "_target_"
-Reasons = Iterable[tuple[str, str]]  # a setting, and why it is refused
 
 
 @runtime_checkable
@@ -55,25 +55,21 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
     _refuse(request, _unread(request))
     config = request.config
     try:
-        return _point(request, config, scenario, dict(labels or {}))
+        variant, problem = node(config, "variant"), node(config, "problem")
+        _refuse(request, _without_effect(request, variant, problem))
+        baseline = node(config, "baseline")
+        if isinstance(baseline, Rule):
+            if not isinstance(problem, _problem_of(type(baseline).of)):
+                hint = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
+                raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), hint)
+            baseline = baseline.of(variant, problem)
+        _refuse(request, _ineffective(baseline, problem))
+        return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
     except BadInput as error:
         field = _place(request.raw, error.field)  # of what refers to another setting, as problem.queries to problem.n
         if type(error) is not BadInput or field == error.field:
             raise
         raise BadInput(field, error.value, error.hint) from None
-
-
-def _point(request: Request, config: Mapping[str, Any], scenario: str, labels: dict[str, Any]) -> StudyPoint:
-    variant, problem = node(config, "variant"), node(config, "problem")
-    _refuse(request, _without_effect(request, variant, problem))
-    baseline = node(config, "baseline")
-    if isinstance(baseline, Rule):
-        if not isinstance(problem, _problem_of(type(baseline).of)):
-            hint = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
-            raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), hint)
-        baseline = baseline.of(variant, problem)
-    _refuse(request, _ineffective(baseline, problem))
-    return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, labels)
 
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
@@ -112,16 +108,13 @@ def node(config: Mapping[str, Any], path: str) -> Any:
     Raises:
         BadInput: naming the setting.
     """
-    return _built(config, path, at(config, path))
-
-
-def _built(config: Mapping[str, Any], path: str, value: Any) -> Any:
+    value = at(config, path)
     if isinstance(value, str):
         name = reference(value, path) if "${" in value else None
-        return value if name is None else _built(config, name, at(config, name))
+        return value if name is None else node(config, name)
     if not isinstance(value, Mapping) or TARGET not in value:
         return value
-    own = {name: _built(config, f"{path}.{name}", one) for name, one in value.items() if not name.startswith("_")}
+    own = {name: node(config, f"{path}.{name}") for name in value if not name.startswith("_")}
     try:
         target = located(value[TARGET])
     except InstantiationException as error:
@@ -152,6 +145,19 @@ def made_by(name: str) -> type | None:
     return kind if isinstance(kind, type) else None
 
 
+def formats(folders: tuple[Path, ...], primary: str, overrides: Sequence[str]) -> Iterator[str]:
+    """The precision policies of a command line with the format of every step, as comments of YAML.
+
+    Raises:
+        BadInput: for a policy that cannot be made.
+    """
+    settings = Request(composed(folders, primary, tuple(overrides))[0], {}, {}).config
+    for name, own in settings.items():
+        if isinstance(own, dict) and "preset" in own:
+            yield f"# {name}, the format of every step:"
+            yield from (f"#   {step}: {text}" for step, text in node(settings, name).steps().items())
+
+
 def kind_of(request: Request) -> str:
     """The measured option, such as `attention=sdpa`; the name of the class for a variant that is not an option of a group."""
     place = _implementation(request.raw)
@@ -162,25 +168,24 @@ def kind_of(request: Request) -> str:
 
 def reads(request: Request) -> frozenset[str]:
     """Every setting that the point of a request reads, and the nodes that hold it: an option may state its group alone."""
-    raw = request.raw
-    variant = _place(raw, "variant")
-    read = {"seeds", variant, "problem", "baseline"} | accepted_by(raw, variant).names
-    read |= settings_of(raw, "problem") | settings_of(raw, "baseline")
-    return frozenset(read | {name.rpartition(".")[0] for name in read})
+    variant = _place(request.raw, "variant")
+    of_nodes = (accepted_by(request.raw, path).names for path in (variant, "problem", "baseline"))
+    read = frozenset({"seeds", variant, "problem", "baseline"}).union(*of_nodes)
+    return read | {name.rpartition(".")[0] for name in read}
 
 
 def accepted_by(raw: Flat, path: str) -> AcceptedSettings:
-    """The settings that a node reads: those that its class declares, or its arguments."""
-    return _declared_by(raw, path) or AcceptedSettings(settings_of(raw, path))
+    """The settings that a node reads: those that its class declares.
 
-
-def settings_of(raw: Flat, path: str) -> frozenset[str]:
-    """The arguments of a node and of those in it, and the settings that they refer to, directly or through another node."""
-    names: set[str] = set()
-    waiting = [path]
+    A class that declares none reads the arguments of its node and of those in it, and the settings that they refer to, directly
+    or through another node.
+    """
+    if (own := _declared_by(raw, path)) is not None:
+        return own
+    names, waiting = set[str](), [path]
     while waiting:
         prefix = waiting.pop()
-        if prefix != path and (declared := _declared_by(raw, prefix)) is not None:
+        if (declared := _declared_by(raw, prefix)) is not None:
             names |= {prefix, *declared.names}
             continue
         for name, value in raw.items():
@@ -188,15 +193,15 @@ def settings_of(raw: Flat, path: str) -> frozenset[str]:
                 names.add(name)
                 if isinstance(value, str) and (target := reference(value, name)) is not None:
                     waiting.append(target)
-    return frozenset(names)
+    return AcceptedSettings(frozenset(names))
 
 
 def _declared_by(raw: Flat, path: str) -> AcceptedSettings | None:
     """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
     name = raw.get(f"{path}.{TARGET}")
-    declared = getattr(
-        made_by(name) if name else None, "accepted_settings", None
-    )  # which a class of another operation need not have
+    declared = (
+        getattr(made_by(name), "accepted_settings", None) if name else None
+    )  # of another operation a class need not have it
     return declared if isinstance(declared, AcceptedSettings) else None
 
 
@@ -217,7 +222,8 @@ def _implementation(raw: Flat) -> str:
     return variant
 
 
-def _refuse(request: Request, reasons: Reasons) -> None:
+def _refuse(request: Request, reasons: Iterable[tuple[str, str]]) -> None:
+    """Raise NotHonoured for the first of these settings that is explicit, naming it or the option that states it."""
     for name, why in reasons:
         if name in request.said:
             raise NotHonoured(request.said[name].name, request.said[name].value, why)
@@ -226,33 +232,29 @@ def _refuse(request: Request, reasons: Reasons) -> None:
 def _unread(request: Request) -> Iterator[tuple[str, str]]:
     """The explicit settings that nothing reads, and those that others override completely."""
     said, raw, read = request.said, request.raw, reads(request)
-    unread = [name for name in said if name not in read]
-    if unread:
+    if unread := [name for name in said if name not in read]:
         first, *others = unread
         place, option = _implementation(raw), kind_of(request)
         why = accepted_by(raw, place).refusal(first, option)
-        able = [one for one, settings in _accepted_by_options(place) if settings.issuperset(unread)]
+        able = [one for one, names in _accepted_by_options(place).items() if names.issuperset(unread)]
         hint = f", or take {place}={' or '.join([', '.join(able[:-1]), able[-1]] if able[1:] else able)}" if able else ""
         also = "".join(f", nor {name}" for name in others)
         leave = f"leave {'them' if others else 'it'} out"
         yield first, why or f"{option} does not read {_called(request, first)}{also}; {leave}{hint}"
+    own = {name: one for name, one in said.items() if one.name == name}  # not by the file of an option, which values override
     for name, one in schema.settings().items():
-        if (
-            one.overruled is None or name not in said or said[name].name != name
-        ):  # by the file of an option, which values override
-            continue
-        by = [f"{name.partition('.')[0]}.{other}" for other in one.overruled.by]
-        if all(other in said and said[other].name == other and one.overruled.value in (None, raw[other]) for other in by):
-            yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
+        if one.overruled is not None and name in own:
+            by = [f"{name.partition('.')[0]}.{other}" for other in one.overruled.by]
+            if all(other in own and one.overruled.value in (None, raw[other]) for other in by):
+                yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
 
 
 @lru_cache(maxsize=32)
-def _accepted_by_options(group: str) -> list[tuple[str, frozenset[str]]]:
+def _accepted_by_options(group: str) -> dict[str, frozenset[str]]:
     """The options of numdev's own files of a group, with the settings that each declares to read."""
-    library = Library((config_folder(),))
-    leaves = {option: dict(library.leaf(group, option)) for option in library.options(group)}
-    declared = {option: _declared_by({f"{group}.{TARGET}": leaf.get(TARGET)}, group) for option, leaf in leaves.items()}
-    return [(option, accepted.names) for option, accepted in declared.items() if accepted is not None]
+    own = Composer((config_folder(),))
+    declared = {option: _declared_by(own.leaf(group, option), group) for option in own.options(group)}
+    return {option: accepted.names for option, accepted in declared.items() if accepted is not None}
 
 
 def _called(request: Request, name: str) -> str:
@@ -261,10 +263,8 @@ def _called(request: Request, name: str) -> str:
 
 def _without_effect(request: Request, variant: Any, problem: Any) -> Iterator[tuple[str, str]]:
     """The settings that a variant reads under another setting alone, and those whose values change nothing on the problem."""
-    parts = [variant]
-    if not isinstance(variant, Implementation) and is_dataclass(variant):  # it holds the one that says what it reads
-        parts = [getattr(variant, field.name) for field in fields(variant)]
-    for part in parts:
+    is_whole = isinstance(variant, Implementation) or not is_dataclass(variant)  # else it holds the one that says what it reads
+    for part in [variant] if is_whole else [getattr(variant, field.name) for field in fields(variant)]:
         for name, reader in part.idle.items() if isinstance(part, Implementation) else ():
             if name in request.said:
                 called = _called(request, name)

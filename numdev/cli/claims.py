@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -35,6 +35,12 @@ def mapping(where: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
+def _check_names(where: str, own: Mapping[str, Any], known: Collection[str], what: str) -> None:
+    for name, value in own.items():
+        if name not in known:
+            raise BadInput(f"{where}.{name}", value, f"{what}; {one_of(name, known)}")
+
+
 def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> tuple[str | ClaimStatement, ...]:
     """The claims of a study: a name of one that ships with numdev as it is, and each that the file states.
 
@@ -48,82 +54,67 @@ def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> tuple[str | 
     """
     if not isinstance(claims, (list, tuple)):
         raise BadInput("claims", claims, "give a list of claims")
-    return tuple(one if isinstance(one, str) else _Claim(f"claims[{i}]", axes, metrics).read(one) for i, one in enumerate(claims))
-
-
-@dataclass(frozen=True)
-class _Claim:
-    """Reads one claim; `where` it stands in the file, for the errors."""
-
-    where: str
-    axes: Axes
-    metrics: Collection[str]
-
-    def read(self, own: Any) -> ClaimStatement:
-        if not isinstance(own, Mapping):
+    made: list[str | ClaimStatement] = []
+    for i, own in enumerate(claims):
+        where = f"claims[{i}]"
+        if not isinstance(own, (str, Mapping)):
             hint = f"give the fields of a claim, {', '.join(_FIELDS)}, or the name of one that numdev ships"
-            raise BadInput(self.where, own, hint)
-        parts = mapping(f"{self.where}.parts", own.get("parts"))
+            raise BadInput(where, own, hint)
+        parts = {} if isinstance(own, str) else mapping(f"{where}.parts", own.get("parts"))
         for name, part in parts.items():
-            inner = _Claim(f"{self.where}.parts.{name}", self.axes, self.metrics)
-            differs = mapping(inner.where, part)
-            inner._check_names(differs, _OF_A_PART)
+            inner = f"{where}.parts.{name}"
+            _check_names(inner, mapping(inner, part), _OF_A_PART, "a claim has no such field")
             whole = {key: value for key, value in own.items() if key not in ("parts", "result", "finding")}
-            inner._made({**whole, **differs}, judged_by_bounds=False)
-        return self._made(own, judged_by_bounds=not parts)
+            _claim(inner, {**whole, **mapping(inner, part)}, axes, metrics)
+        made.append(own if isinstance(own, str) else _claim(where, own, axes, metrics, needs_bounds=not parts))
+    return tuple(made)
 
-    def _check_names(self, own: Mapping[str, Any], known: Collection[str]) -> None:
-        for name, value in own.items():
-            if name not in known:
-                raise BadInput(f"{self.where}.{name}", value, f"a claim has no such field; {one_of(name, known)}")
 
-    def _made(self, own: Mapping[str, Any], *, judged_by_bounds: bool) -> ClaimStatement:
-        """The claim of some fields, each checked."""
-        self._check_names(own, _FIELDS)
-        for name in ("where", "of", "to"):
-            if not (name == "to" and own.get(name) in (None, BASELINE)):
-                self._check_entries(f"{self.where}.{name}", own.get(name))
-        is_one_value = not (own.get("judge") or own.get("parts"))
-        try:
-            if not isinstance(own.get("order", []), list):
-                raise BadInput("order", own["order"], "give a list of entries, the one with the largest metric first")
-            if is_one_value and own.get("kind") is not None and own.get("metric") not in self.metrics:
-                raise BadInput("metric", own.get("metric"), one_of(own.get("metric"), self.metrics, most=12))
-            claim = make(ClaimStatement, {name: value for name, value in own.items() if value is not None}, self.where)
-            if claim.judge:
-                function("judge", claim.judge)
-            for axis in filter(None, (claim.over, claim.each) if is_one_value else ()):
-                self._check_axis(claim, axis)
-            for entry in claim.order:
-                self._check_entry(f"{self.where}.order", entry, claim.over)
-            if judged_by_bounds and not claim.judge and not claim.is_bounded:
-                raise BadInput("above", None, "give a number from which on the claim holds; or give below, or both")
-        except BadInput as error:
-            field = error.field if error.field.startswith(self.where) else f"{self.where}.{error.field}"
-            raise BadInput(field, error.value, error.hint) from None
-        return claim
+def _claim(
+    where: str, own: Mapping[str, Any], axes: Axes, metrics: Collection[str], *, needs_bounds: bool = False
+) -> ClaimStatement:
+    """The claim of some fields, each checked; `where` it stands in the file, for the errors."""
+    _check_names(where, own, _FIELDS, "a claim has no such field")
+    for name in ("where", "of", "to"):
+        if not (name == "to" and own.get(name) in (None, BASELINE)):
+            _check_entries(f"{where}.{name}", own.get(name), axes)
+    is_one_value = not (own.get("judge") or own.get("parts"))
+    try:
+        if not isinstance(own.get("order", []), list):
+            raise BadInput("order", own["order"], "give a list of entries, the one with the largest metric first")
+        if is_one_value and own.get("kind") is not None and own.get("metric") not in metrics:
+            raise BadInput("metric", own.get("metric"), one_of(own.get("metric"), metrics, most=12))
+        claim = make(ClaimStatement, {name: value for name, value in own.items() if value is not None}, where)
+        if claim.judge:
+            function("judge", claim.judge)
+        for axis in filter(None, (claim.over, claim.each) if is_one_value else ()):
+            if axis not in (*COLUMNS, *axes):
+                raise BadInput("over", axis, one_of(axis, axes) if axes else "the study has no axes; give it one")
+            if claim.kind is ClaimKind.SLOPE and axis in axes and not all(map(_is_positive, axes[axis])):
+                raise BadInput("over", axis, "a slope is over positive numbers, and its entries are not; give another axis")
+        for entry in claim.order:
+            _check_entry("order", entry, axes.get(claim.over, ()))
+        if needs_bounds and not claim.judge and not claim.is_bounded:
+            raise BadInput("above", None, "give a number from which on the claim holds; or give below, or both")
+    except BadInput as error:
+        field = error.field if error.field.startswith(where) else f"{where}.{error.field}"
+        raise BadInput(field, error.value, error.mend) from None
+    return claim
 
-    def _check_axis(self, claim: ClaimStatement, axis: str) -> None:
-        if axis in COLUMNS:
-            return
-        if axis not in self.axes:
-            raise BadInput("over", axis, one_of(axis, self.axes) if self.axes else "the study has no axes; give it one")
-        if claim.kind is ClaimKind.SLOPE and not all(map(_is_positive, self.axes[axis])):
-            raise BadInput("over", axis, "a slope is over positive numbers, and its entries are not; give another axis")
 
-    def _check_entries(self, where: str, value: Any) -> None:
-        for axis, entry in mapping(where, value).items():
-            if axis not in (*self.axes, *COLUMNS):
-                raise BadInput(where, axis, f"it is no axis of the study; {one_of(axis, (*self.axes, *COLUMNS))}")
-            if isinstance(entry, Mapping):
-                choice(f"{where}.{axis}.role", EntryRole, entry.get("role"))
-            else:
-                self._check_entry(f"{where}.{axis}", entry, axis)
+def _check_entries(where: str, value: Any, axes: Axes) -> None:
+    for axis, entry in mapping(where, value).items():
+        if axis not in (*axes, *COLUMNS):
+            raise BadInput(where, axis, f"it is no axis of the study; {one_of(axis, (*axes, *COLUMNS))}")
+        if isinstance(entry, Mapping):
+            choice(f"{where}.{axis}.role", EntryRole, entry.get("role"))
+        else:
+            _check_entry(f"{where}.{axis}", entry, axes.get(axis, ()))
 
-    def _check_entry(self, where: str, entry: Any, axis: str) -> None:
-        known = self.axes.get(axis, ())
-        if known and entry not in known:
-            raise BadInput(where, entry, one_of(entry, map(str, known), most=12))
+
+def _check_entry(where: str, entry: Any, known: Sequence[Any]) -> None:
+    if known and entry not in known:
+        raise BadInput(where, entry, one_of(entry, map(str, known), most=12))
 
 
 def _is_positive(entry: Any) -> bool:
@@ -150,9 +141,8 @@ def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str], *, whole: 
         raise BadInput("plot", plot, "give it as in x: problem.n, y: out.rmse, colour: precision")
     names = list(dict.fromkeys([*axes, *_OF_POINTS]))
     known = {"y": metrics, "reference": _REFERENCES, **dict.fromkeys(("x", "colour", "facet"), names)}
+    _check_names("plot", parts, _OF_PLOTS, "a figure has no such part")
     for key, value in parts.items():
-        if key not in _OF_PLOTS:
-            raise BadInput(f"plot.{key!s}", value, f"a figure has no such part; {one_of(key, _OF_PLOTS)}")
         for name in value if isinstance(value, list) else [value]:
             if name not in known[str(key)]:
                 raise BadInput(f"plot.{key}", name, one_of(name, known[key], most=12))
@@ -182,9 +172,7 @@ def check_figures(figures: Mapping[str, Any]) -> None:
     """
     for name, own in figures.items():
         where = f"figures.{name}"
-        for key, value in mapping(where, own).items():
-            if key not in _DRAWN:
-                raise BadInput(f"{where}.{key}", value, f"a figure has no such part; {one_of(key, _DRAWN)}")
+        _check_names(where, mapping(where, own), _DRAWN, "a figure has no such part")
         function(f"{where}.draw", own.get("draw"))
         if not isinstance(own.get("about"), str):
             raise BadInput(f"{where}.about", own.get("about"), "describe it for those who cannot see it")

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from numdev.cli import schema
-from numdev.cli.compose import OPERATION, Library, config_folder, overrides_of, plain, study_fields
+from numdev.cli.compose import OPERATION, composer, config_folder, overrides_of, params_of, plain, study_fields
 from numdev.cli.exit_codes import BAD_OUTPUT, Ended
-from numdev.cli.progress import has_own_terminal, output
+from numdev.cli.progress import output
 from numdev.errors import BadInput, one_of
+
+if TYPE_CHECKING:
+    from numdev.cli.jobs import Job
+    from numdev.measurement.runner import Kind
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named
@@ -25,47 +30,32 @@ _OF_A_POINT = {
     "objective": "it is a figure of one point; leave it out",
     "metrics": "a study prints no metrics, its report has them; leave it out",
 }
+_OF_A_FIGURE = {"out": "it is the folder of the figure that plot= asks for; give plot= too, or leave it out"}
+_OF_A_REPORT = {"out": "a study ends with a report, one point with its figures; leave it out, or give study= too"}
 
 
-def measure(cfg: DictConfig) -> Ended:
+def measure(cfg: DictConfig, job: Job) -> Ended:
     """One point, or the points of one study."""
-    if plot_parts(cfg):
-        _refuse_unwritable(cfg, "results", "out")
-    else:
-        _refuse(cfg, {"out": "it is the folder of the figure that plot= asks for; give plot= too, or leave it out"})
-        _refuse_unwritable(cfg, "results")
-    return _study(cfg, "measure") if cfg.study is not None else _point(cfg, "measure")
+    has_figure = bool(plot_parts(cfg))
+    _refuse(cfg, {} if has_figure else _OF_A_FIGURE)
+    _refuse_unwritable(cfg, "results", *(["out"] if has_figure else []))
+    return _measured(cfg, job)
 
 
-def speed(cfg: DictConfig) -> Ended:
+def speed(cfg: DictConfig, job: Job) -> Ended:
     """One point timed, or the points of one study and their report."""
-    if cfg.study is None:
-        return _point_without_report(cfg, "speed")
-    _refuse_folders(cfg, None)
-    ended = _study(cfg, "speed")
-    if not cfg.dry_run:
-        from numdev.report.document.report import make_report
-
-        with _report_of(cfg, None) as (results, folder, console):
-            make_report(results, folder, console=console, kind="speed")
-    return ended
+    return _measured_and_reported(cfg, job)
 
 
-def train(cfg: DictConfig) -> Ended:
+def train(cfg: DictConfig, job: Job) -> Ended:
     """One rung trained beside its reference, or the rungs of one study and their report."""
-    runs = Path(cfg.results) / "runs"
     _refuse(cfg, {"objective": "numdev train has no figure for a sweeper; leave it out"})
-    _refuse(cfg, {"fresh": f"runs are shared by points and kept; remove {runs} to train them again"})
-    if cfg.study is None:
-        return _point_without_report(cfg, "train")
-    _refuse_folders(cfg, None)
-    ended = _study(cfg, "train")
-    if not cfg.dry_run:
-        _make_report(cfg, None, "parquet")
-    return ended
+    hint = f"runs are shared by points and kept; remove {cfg.results}/runs to train them again"
+    _refuse(cfg, {"fresh": hint})
+    return _measured_and_reported(cfg, job)
 
 
-def paper(cfg: DictConfig) -> Ended:
+def paper(cfg: DictConfig, job: Job) -> Ended:
     """Every study of the paper, then its report."""
     from numdev.cli import expand, runners, studies
 
@@ -77,23 +67,23 @@ def paper(cfg: DictConfig) -> Ended:
     expander, work = expand.expander(HydraConfig.get(), cfg), []
     for name in cfg.studies:
         own = expander.of(name)
-        work.append((own.study(name, expander.library.study(name)), runners.runner("paper", cfg, own.composer.of)))
+        work.append((own.study(name, own.composer.study(name)), runners.runner("paper", cfg, own.composer.of)))
     _refuse_folders(cfg, cfg.studies)
     if cfg.dry_run:
-        return studies.plan(work, cfg, "paper")
-    ended = studies.run(work, cfg, live=None)
+        return studies.dry_run(work, cfg, "paper")
+    ended = studies.run(work, cfg)
     _make_report(cfg, list(cfg.studies), cfg.format)
     return ended
 
 
-def error_map(cfg: DictConfig) -> Ended:
+def error_map(cfg: DictConfig, job: Job) -> Ended:
     """The error of every element of one head."""
-    from numdev.cli.map import draw
+    from numdev.cli import map as error
 
-    return draw(cfg, overrides())
+    return error.draw(cfg, job)
 
 
-def report(cfg: DictConfig) -> Ended:
+def report(cfg: DictConfig, _: Job) -> Ended:
     """Tables, figures and documents from what was measured."""
     _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
@@ -107,7 +97,7 @@ def report(cfg: DictConfig) -> Ended:
     if chosen == ["paper"]:
         from numdev.results.store import Store
 
-        about = [str(name) for name in Library((config_folder(),)).load("paper")["studies"]]
+        about = [str(name) for name in composer((config_folder(),)).load("paper")["studies"]]
         held = Store(Path(cfg.results)).studies()
         if absent := [name for name in about if name not in held]:
             output().print(f"note: {cfg.results} holds no {', '.join(absent)}", markup=False, highlight=False)
@@ -118,75 +108,47 @@ def report(cfg: DictConfig) -> Ended:
     return Ended(0 if _make_report(cfg, chosen, cfg.format, plot_parts(cfg), about, **head) else BAD_OUTPUT)
 
 
-def _point(cfg: DictConfig, program: str) -> Ended:
-    from numdev.cli import point
+def _measured(cfg: DictConfig, job: Job) -> Ended:
+    """Measure a point or a study."""
+    from numdev.cli import expand, point, runners, studies
 
-    _refuse(cfg, _OF_A_STUDY)
-    return point.run(cfg, program)
-
-
-def _point_without_report(cfg: DictConfig, program: str) -> Ended:
-    _refuse(cfg, {"out": "a study ends with a report, one point with its figures; leave it out, or give study= too"})
-    _refuse_unwritable(cfg, "results")
-    return _point(cfg, program)
-
-
-def _study(cfg: DictConfig, program: str) -> Ended:
-    from numdev.cli import expand, figures, runners, studies
-    from numdev.results.study import Shard
-
+    if cfg.study is None:
+        _refuse(cfg, _OF_A_STUDY)
+        return point.run(cfg, job)
     _refuse(cfg, _OF_A_POINT)
     hydra = HydraConfig.get()
     name = hydra.runtime.choices.get("study")
     if name is None:  # Hydra has merged several into one
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
-    fields, expander = study_fields(name, plain(cfg.study)), expand.expander(hydra, cfg, program)
+    fields, expander = study_fields(name, plain(cfg.study)), expand.expander(hydra, cfg, job.command)
     own = expander.of(name)
-    bench = runners.runner(program, cfg, own.composer.of)
-    if program == "train" and own.library.operation_of(name) is None and OPERATION not in expander.manner:
+    bench = runners.runner(job.command, cfg, own.composer.of)
+    if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
-    work = [(own.study(name, fields), bench)]
-    axes = own.axes(fields)
-    figures.refuse(cfg, list(axes), bench.kind, needs_x=not axes)
-    shard = Shard(cfg.shard, cfg.shards)
+    work, axes = [(own.study(name, fields), bench)], own.axes(fields)
+    refuse_plot(cfg, list(axes), bench.kind, needs_x=not axes)
     if cfg.dry_run:
-        return studies.plan(work, cfg, program, shard)
-    return replace(studies.run(work, cfg, live=has_own_terminal(), shard=shard), drawing=Drawing.of(cfg, name))
+        return studies.dry_run(work, cfg, job.command)
+    return replace(studies.run(work, cfg), drawing=Drawing.of(cfg, name))
 
 
-def overrides() -> list[str]:
-    """The overrides of this job, as they were written."""
-    return overrides_of(HydraConfig.get())
+def _measured_and_reported(cfg: DictConfig, job: Job) -> Ended:
+    if cfg.study is None:
+        _refuse(cfg, _OF_A_REPORT)
+        _refuse_unwritable(cfg, "results")
+        return _measured(cfg, job)
+    _refuse_folders(cfg, None)
+    ended = _measured(cfg, job)
+    if cfg.dry_run:
+        return ended
+    if job.command == "train":
+        _make_report(cfg, None, "parquet")
+        return ended
+    from numdev.report.document.report import make_report
 
-
-def plot_parts(cfg: DictConfig) -> dict[str, Any]:
-    """The parts of the figure that a command asks for; none where it asks for no figure."""
-    node = cfg.get("plot")
-    parts = {} if node is None else plain(node, resolve=True)
-    return {key: value for key, value in parts.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that a job of a command asks for.
-
-    Attributes:
-        results: folder of the records.
-        out: folder of the figure.
-        study: the study or sweep that it shows, after which it is named.
-        plot: its parts.
-    """
-
-    results: Path
-    out: Path
-    study: str
-    plot: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
-        """The figure of a study or sweep that a job has measured, if one is asked for."""
-        plot = plot_parts(cfg)
-        return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
+    with _report_of(cfg, None) as (results, folder, console):
+        make_report(results, folder, console=console, kind="speed")
+    return ended
 
 
 def refuse_unknown(cfg: DictConfig, choices: Iterable[str]) -> None:
@@ -198,11 +160,12 @@ def refuse_unknown(cfg: DictConfig, choices: Iterable[str]) -> None:
             raise BadInput(name, value, f"there is no such setting; {one_of(name, known, most=12)}")
 
 
-def _refuse(cfg: DictConfig, hints: dict[str, str]) -> None:
+def _refuse(cfg: DictConfig, hints: Mapping[str, str]) -> None:
     """Raise BadInput for the first of these settings that the command line gives, where the command has no use for it."""
-    names = [text.lstrip("+").partition("=")[0] for text in overrides()]
+    hydra = HydraConfig.get()
+    names = [text.lstrip("+").partition("=")[0] for text in overrides_of(hydra)]
     for name, hint in hints.items():
-        value = HydraConfig.get().runtime.choices.get(name, cfg[name])
+        value = hydra.runtime.choices.get(name, cfg[name])
         if name in names and value is not None:
             raise BadInput(name, value, hint)
 
@@ -249,8 +212,107 @@ def _make_report(
     about: list[str] | None = None,
     **head: str,
 ) -> bool:
-    """The report on some studies, and whether all outputs are sound; `about` are those asked for, where not all are measured."""
+    """The report on some studies, and whether all outputs are sound; `about` are those requested, where not all are measured."""
     from numdev.report.document.report import make_report
 
     with _report_of(cfg, about or studies) as (results, folder, console):
         return make_report(results, folder, studies, console, formats=(fmt,), plot=plot, **head)
+
+
+def plot_parts(cfg: DictConfig) -> dict[str, Any]:
+    """The parts of the figure that `plot=` asks for; none where it asks for no figure."""
+    node = cfg.get("plot")
+    parts = {} if node is None else plain(node, resolve=True)
+    return {key: value for key, value in parts.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure that a job of a command asks for.
+
+    Attributes:
+        results: folder of the records.
+        out: folder of the figure.
+        study: the study or sweep that it shows, after which it is named.
+        plot: its parts.
+    """
+
+    results: Path
+    out: Path
+    study: str
+    plot: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
+        """The figure of a study or sweep that a job has measured, if there is to be one."""
+        plot = plot_parts(cfg)
+        return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
+
+
+def refuse_plot(cfg: DictConfig, names: Collection[str], measured: Kind, *, needs_x: bool = False) -> None:
+    """Find out before anything is measured that the figure of a command cannot be drawn.
+
+    Args:
+        cfg: the composed configuration.
+        names: of what the points differ in, or state.
+        measured: their kind of measurement.
+        needs_x: whether nothing says what the points differ in, so that `x` has to.
+
+    Raises:
+        BadInput: naming the part of the figure.
+    """
+    from numdev.cli import claims, runners
+
+    plot = plot_parts(cfg)
+    if plot and needs_x and "x" not in plot:
+        raise BadInput("plot.x", None, "there is no sweep that says what the figure is over; name a setting, as in x: problem.n")
+    metrics = runners.figures(measured) if plot else []
+    claims.plot_of(plot, names, [*metrics, *(name.rpartition(".")[2] for name in metrics)], whole=False)
+
+
+def refuse_plot_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]) -> None:
+    """Refuse a figure that a sweep over points, or over studies, cannot have; `cfg` has Hydra's own part too."""
+    if not plot_parts(cfg):
+        return
+    from numdev.cli import expand, runners
+
+    expander = expand.expander(cfg.hydra, cfg, command)
+    study = next((one for one in overrides if one.key_or_group == "study"), None)
+    if study is None:
+        swept = [one.key_or_group for one in overrides if one.is_sweep_override()]
+        names = [*swept, *params_of(cfg.hydra), *expander.manner, *expander.task]
+        refuse_plot(cfg, names, runners.kind(command, cfg))
+        return
+    for name in study.sweep_string_iterator() if study.is_sweep_override() else [str(study.value())]:
+        own = expander.of(name)
+        axes = own.axes(own.composer.study(name))
+        try:
+            refuse_plot(cfg, list(axes), runners.kind(command, cfg, own.composer.of), needs_x=not axes)
+        except BadInput as error:
+            raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
+
+
+def draw(drawings: Iterable[Drawing]) -> None:
+    """Draw each figure once, and print where it is.
+
+    Raises:
+        BadInput: where what was measured has nothing to draw.
+        StoreError: if a file cannot be written.
+    """
+    from numdev.report.document.figures import figure_of  # late: a report's libraries
+    from numdev.report.reading.frames import load
+    from numdev.results.store import Store
+
+    console = output()
+    for drawing in {(one.study, str(one.results)): one for one in drawings}.values():
+        try:
+            results = load(Store(drawing.results), [drawing.study])
+            picture = figure_of(results, drawing.plot)
+        except BadInput as error:
+            hint = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
+            raise BadInput(error.field, error.value, hint) from None
+        path = drawing.out / drawing.study
+        picture.write(path)
+        for note in results.notes:
+            console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"figure: {path}.png and .svg", markup=False, highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -106,68 +106,12 @@ def register() -> None:
         Plugins.instance().register(plugin)
 
 
-@dataclass(frozen=True)
-class Library:
-    """The YAML files of config folders, of which the first that has a file counts; each file is read once.
-
-    Attributes:
-        folders: that of numdev, and those that the user adds with `--config-dir`.
-    """
-
-    folders: tuple[Path, ...]
-
-    @cached_property
-    def _read(self) -> dict[str, dict[str, Any]]:
-        return {}
-
-    def leaf(self, group: str, option: str) -> dict[str, Any]:
-        """The settings of an option of a group in its own file, without its defaults list.
-
-        Raises:
-            BadInput: if the group has no such option.
-        """
-        return {name: value for name, value in self.load(f"{group}/{option}").items() if name != "defaults"}
-
-    def options(self, group: str) -> list[str]:
-        """The options of a group, such as the studies of `study`: files, and those that need none."""
-        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")} | {*presets(group)})
-
-    def study(self, name: str) -> dict[str, Any]:
-        """A study's file, its fields checked.
-
-        Raises:
-            BadInput: if there is no such study, or the file is not one.
-        """
-        return study_fields(name, self.load(f"{STUDY}/{name}"))
-
-    def operation_of(self, study: str) -> str | None:
-        """The option of `operation` that a study's file chooses in its defaults list; None where it chooses none.
-
-        Raises:
-            BadInput: if the defaults list says anything else.
-        """
-        if study not in self.options(STUDY):
-            return None  # it is made in Python
-        chosen = [item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if item != "_self_"]
-        if not chosen:
-            return None
-        if len(chosen) > 1 or not isinstance(chosen[0], Mapping) or list(chosen[0]) != [CHOICE]:
-            raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME")
-        return str(chosen[0][CHOICE])
-
-    def load(self, name: str) -> dict[str, Any]:
-        """A file by its name without `.yaml`, or an option that needs none, as plain containers."""
-        if name not in self._read:
-            group, _, option = name.rpartition("/")
-            path = next((path for folder in self.folders if (path := folder / f"{name}.yaml").is_file()), None)
-            leaf = preset(group, option) if path is None else _contents(path)
-            if leaf is None:
-                raise BadInput(group, option, one_of(option, self.options(group)))
-            self._read[name] = leaf
-        return self._read[name]
-
-
-def _contents(path: Path) -> dict[str, Any]:
+@lru_cache(maxsize=1024)
+def _loaded(folders: tuple[Path, ...], name: str) -> dict[str, Any] | None:
+    """A file by its name without `.yaml`, of the first folder that has it, or an option that needs none; None without either."""
+    path = next((path for folder in folders if (path := folder / f"{name}.yaml").is_file()), None)
+    if path is None:
+        return _preset(name)
     try:
         loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except Exception as error:
@@ -202,6 +146,11 @@ def overrides_of(hydra: Any) -> list[str]:
     return [str(text) for text in texts]
 
 
+def params_of(hydra: Any) -> list[str]:
+    """The settings that a file, and not the command line, sweeps over; `hydra` as in `overrides_of`."""
+    return [str(name) for name in OmegaConf.select(hydra, "sweeper.params") or ()]
+
+
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every setting with its dotted name; a mapping is never a value."""
     for name, value in settings.items():
@@ -222,24 +171,22 @@ def resolved(settings: Flat) -> Flat:
     """The settings with every reference replaced by the value that it names; references to nodes are kept.
 
     Raises:
-        BadInput: for a reference that leads nowhere, or to itself; it names the last setting of a chain.
+        BadInput: for a reference that leads nowhere, or to itself.
     """
     values = dict(settings)
     for key in settings:
-        chain, value = [key], settings[key]
-        while isinstance(value, str) and (name := reference(value, chain[-1])) in settings and name not in chain:
-            chain.append(str(name))
-            value = settings[chain[-1]]
-        if not (isinstance(value, str) and "${" in value):
-            values[key] = value
-        elif name is None:  # text around a reference, or a resolver of OmegaConf
-            try:
-                values[key] = OmegaConf.select(OmegaConf.create(nested(settings)), key)
+        at, value, seen = key, settings[key], {key}
+        while isinstance(value, str) and (name := reference(value, at)) in settings and name not in seen:
+            at, value = name, settings[name]
+            seen.add(name)
+        if isinstance(value, str) and "${" in value:
+            if any(one.startswith(f"{reference(value, at)}.") for one in settings):
+                continue
+            try:  # text around a reference, a resolver of OmegaConf, or a mistake
+                value = OmegaConf.select(OmegaConf.create(nested(settings)), key)
             except OmegaConfBaseException as error:
-                raise BadInput(chain[-1], value, f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
-        elif not any(one.startswith(f"{name}.") for one in settings):  # it is no node
-            why = "it refers to itself" if name in chain else f"there is no {name}"
-            raise BadInput(chain[-1], value, f"{why}; refer to a setting that there is")
+                raise BadInput(at, value, f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
+        values[key] = value
     return values
 
 
@@ -253,21 +200,6 @@ def reference(value: str, key: str) -> str | None:
     return ".".join([*(parts[: len(parts) - len(dots)] if dots else []), name])
 
 
-def type_hint(message: str) -> str:
-    """Which type a setting takes, derived from OmegaConf's message."""
-    first = message.splitlines()[0]
-    if kind := re.search(r"could not be converted to (\w+)", first):
-        kinds = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false"}
-        return f"give {kinds.get(kind[1], kind[1])}"
-    if "is not a valid bool" in first:
-        return "give true or false"
-    if "Cannot convert" in first and "to string" in first:
-        return "give text"
-    if "is not Optional" in first:
-        return "it cannot be null"
-    return "give a list" if "not a ListConfig" in first else first
-
-
 @dataclass(frozen=True)
 class Statement:
     """The origin of a setting's value: the setting and its value, or the option of a group, whose file states it."""
@@ -277,9 +209,6 @@ class Statement:
 
     def __str__(self) -> str:
         return f"{self.name}={written(self.value)}"
-
-
-Said = Mapping[str, Statement]
 
 
 @dataclass(frozen=True)
@@ -294,7 +223,7 @@ class Request:
     """
 
     raw: Flat
-    said: Said
+    said: Mapping[str, Statement]
     options: Mapping[str, str]
     foreign: tuple[NotHonoured, ...] = ()
 
@@ -306,27 +235,20 @@ class Request:
 
 @lru_cache(maxsize=512)
 def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = ()) -> tuple[Flat, dict[str, str]]:
-    """Every setting of a primary file with overrides as Hydra composes it, and the option of each group. Not to be changed."""
-    register()
-    with _initialised(folders, name) as search:
-        config = compose(name, [*search, *overrides], return_hydra_config=True)
-    choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items() if option is not None}
-    return dict(flat({key: node for key, node in plain(config).items() if key != "hydra"})), choices
+    """Every setting of a primary file with overrides as Hydra composes it, and the option of each group. Not to be changed.
 
-
-@contextmanager
-def _initialised(folders: tuple[Path, ...], name: str) -> Iterator[list[str]]:
-    """Hydra as the running command has initialised it, or over these folders; yields the override that names the further ones.
-
-    Hydra looks for the primary file before it reads where else to search.
+    Composes within the running command, or over these folders; Hydra looks for the primary file before it reads where else to
+    search.
     """
-    if GlobalHydra.instance().is_initialized():
-        yield []
-        return
+    register()
     first = next((folder for folder in folders if (folder / f"{name}.yaml").is_file()), folders[0])
     others = [f"file://{folder}" for folder in folders if folder != first]
-    with initialize_config_dir(str(first), version_base="1.3"):
-        yield [f"hydra.searchpath=[{','.join(others)}]"] if others else []
+    is_running = GlobalHydra.instance().is_initialized()
+    searched = [f"hydra.searchpath=[{','.join(others)}]"] if others and not is_running else []
+    with nullcontext() if is_running else initialize_config_dir(str(first), version_base="1.3"):
+        config = compose(name, [*searched, *overrides], return_hydra_config=True)
+    choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items() if option is not None}
+    return dict(flat({key: node for key, node in plain(config).items() if key != "hydra"})), choices
 
 
 def groups_of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
@@ -340,7 +262,7 @@ class Composer:
     """Makes requests from a primary file and layers of statements.
 
     Attributes:
-        folders: that of numdev, and those that the user adds with `--config-dir`.
+        folders: that of numdev, and those that the user adds with `--config-dir`; the first that has a file counts.
         name: of the primary file.
         operation: the option of `operation`; None for that of the primary file, which may also have no such group.
     """
@@ -349,9 +271,50 @@ class Composer:
     name: str = "config"
     operation: str | None = None
 
-    @cached_property
-    def library(self) -> Library:
-        return Library(self.folders)
+    def load(self, name: str) -> dict[str, Any]:
+        """A file by its name without `.yaml`, or an option that needs none, as plain containers.
+
+        Raises:
+            BadInput: if there is neither.
+        """
+        loaded = _loaded(self.folders, name)
+        if loaded is None:
+            group, _, option = name.rpartition("/")
+            raise BadInput(group, option, one_of(option, self.options(group)))
+        return loaded
+
+    def options(self, group: str) -> list[str]:
+        """The options of a group, such as the studies of `study`: files, and those that need none."""
+        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")} | {*presets(group)})
+
+    def leaf(self, group: str, option: str) -> Flat:
+        """The settings of an option of a group in its own file, without its defaults list.
+
+        Raises:
+            BadInput: if the group has no such option.
+        """
+        return dict(flat({group: {name: value for name, value in self.load(f"{group}/{option}").items() if name != "defaults"}}))
+
+    def study(self, name: str) -> dict[str, Any]:
+        """A study's file, its fields checked.
+
+        Raises:
+            BadInput: if there is no such study, or the file is not one.
+        """
+        return study_fields(name, self.load(f"{STUDY}/{name}"))
+
+    def operation_of(self, study: str) -> str | None:
+        """The option of `operation` that a study's file chooses in its defaults list; None where it chooses none.
+
+        Raises:
+            BadInput: if the defaults list says anything else.
+        """
+        if study not in self.options(STUDY):
+            return None  # it is made in Python
+        chosen = [item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if item != "_self_"]
+        if len(chosen) > 1 or (chosen and (not isinstance(chosen[0], Mapping) or list(chosen[0]) != [CHOICE])):
+            raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME")
+        return str(chosen[0][CHOICE]) if chosen else None
 
     def _composed(self, *overrides: str) -> tuple[Flat, dict[str, str]]:
         operation = [f"{OPERATION}={self.operation}"] if self.operation else []
@@ -370,7 +333,7 @@ class Composer:
     @property
     def of(self) -> dict[str, Any]:
         """The node that makes the operation."""
-        node: dict[str, Any] = nested(_below(OPERATION, resolved(self._composed()[0]))).get(OPERATION, {})
+        node: dict[str, Any] = nested(resolved(self._composed()[0])).get(OPERATION, {})
         return node
 
     def values(self, options: Mapping[str, str] | None = None) -> Flat:
@@ -381,29 +344,24 @@ class Composer:
         """
         settings = {key: value for key, value in self._composed()[0].items() if key.partition(".")[0] != OPERATION}
         for group, option in (options or {}).items():
-            self.library.leaf(group, option)
+            self.load(f"{group}/{option}")
             if option != self.choices.get(group):
-                of_group = _below(group, self._composed(f"{group}={option}")[0])
-                settings = {key: value for key, value in settings.items() if not _is_below(group, key)} | of_group
+                of_group = self._composed(f"{group}={option}")[0]
+                settings = {key: value for key, value in settings.items() if key.partition(".")[0] != group}
+                settings |= {key: value for key, value in of_group.items() if key.partition(".")[0] == group}
         return settings
 
     def of_others(self, group: str, key: str) -> list[str]:
         """The options of a group that have a setting."""
-        return [option for option in self.library.options(group) if key in dict(flat({group: self.library.leaf(group, option)}))]
-
-    def before_equals(self) -> list[str]:
-        """The names that an override may have: groups and settings."""
-        return [*self.choices, *([OPERATION] if self.own_operation else []), *self.known()]
+        return [option for option in self.options(group) if key in self.leaf(group, option)]
 
     def known(self) -> list[str]:
         """The names of all settings, with those that an option alone has, but for what only refers to others."""
-        values = self.values()
-        for group in self.choices:
-            for option in self.library.options(group):
-                values |= {key: one for key, one in flat({group: self.library.leaf(group, option)}) if key not in values}
-        declared = schema.settings()
+        leaves = (self.leaf(group, option) for group in self.choices for option in self.options(group))
+        values = {key: value for leaf in leaves for key, value in leaf.items()}
+        values = self.values() | {key: value for key, value in values.items() if key not in self.values()}
         refers = {key for key, one in values.items() if isinstance(one, str) and "${" in one}
-        return [key for key in values if key in declared or not ("._" in key or key in refers)]
+        return [key for key in values if key in schema.settings() or not ("._" in key or key in refers)]
 
     def request(self, *layers: Statements) -> Request:
         """The request that layers of statements make, each above the one before it.
@@ -414,7 +372,7 @@ class Composer:
         Raises:
             BadInput: for a setting that does not exist.
         """
-        chosen, values, said = self._stack(layers)
+        chosen, values, _ = self._stack(layers)
         raw, foreign = self.values(chosen), list[NotHonoured]()
         known = set(raw)
         for key, value in values.items():
@@ -431,7 +389,7 @@ class Composer:
             if value is not None:
                 hint = f"{group}={option} does not read it; leave it out, or take {group}={' or '.join(able)}"
                 foreign.append(NotHonoured(key, value, hint))
-        return Request(raw, _not_null(said, raw, chosen), {**self.choices, **chosen}, tuple(foreign))
+        return Request(raw, self.said(raw, *layers), {**self.choices, **chosen}, tuple(foreign))
 
     def said(self, raw: Flat, *layers: Statements) -> dict[str, Statement]:
         """The origin of each setting of the layers whose final value is not null.
@@ -439,7 +397,7 @@ class Composer:
         An option whose file names a constructor, `_target_`, states that choice; any other option states what its file holds.
         """
         chosen, _, said = self._stack(layers)
-        return _not_null(said, raw, chosen)
+        return {key: one for key, one in said.items() if key in chosen or raw.get(key, one.value) is not None}
 
     def _stack(self, layers: Sequence[Statements]) -> tuple[dict[str, str], Flat, dict[str, Statement]]:
         """The chosen options by group, the values that override them, and what states each setting."""
@@ -449,21 +407,18 @@ class Composer:
             choices, own = self.split(layer)
             for group, option in choices.items():
                 chosen[group] = option
-                leaf = dict(flat({group: self.library.leaf(group, option)}))
+                leaf = self.leaf(group, option)
                 said = {key: one for key, one in said.items() if one.name != group}
                 for key in [key for key in values if key.startswith(f"{group}.")]:
-                    if key in leaf or self._replaces_node(group, option, key):
+                    lacks = key.count(".") > 1 and key not in self.values({group: option})  # of a node that others have
+                    if key in leaf or (lacks and self.of_others(group, key)):
                         del values[key]
                         said.pop(key, None)
                 names = [group] if f"{group}._target_" in leaf else [key for key in leaf if "._" not in key]
                 said |= dict.fromkeys(names, Statement(group, option))
-            values |= dict(flat(own))
-            said |= {key: Statement(key, value) for key, value in flat(own)}
+            values |= own
+            said |= {key: Statement(key, value) for key, value in own.items()}
         return chosen, values, said
-
-    def _replaces_node(self, group: str, option: str, key: str) -> bool:
-        """Whether an option lacks a setting of a node within its group that other options have."""
-        return key.count(".") > 1 and key not in self.values({group: option}) and bool(self.of_others(group, key))
 
     def check_replaced(self, layer: Statements) -> None:
         """Check a layer for an option of whose file nothing is left, since values of the layer itself replace it.
@@ -471,45 +426,30 @@ class Composer:
         Raises:
             NotHonoured: naming the group.
         """
-        choices, own = self.split(layer)
-        values = dict(flat(own))
+        choices, values = self.split(layer)
         for group, option in choices.items():
-            of_file = {key: value for key, value in flat({group: self.library.leaf(group, option)}) if value is not None}
+            of_file = {key: value for key, value in self.leaf(group, option).items() if value is not None}
             if of_file and all(values.get(key, value) not in (None, value) for key, value in of_file.items()):
                 stronger = " and ".join(f"{key}={written(values[key])}" for key in of_file)
                 raise NotHonoured(group, option, f"{stronger} replaces all that it states; leave one of them out")
 
-    def split(self, statements: Statements) -> tuple[dict[str, str], dict[str, Any]]:
-        """Options of groups, and values."""
-        choices = {}
-        for group in (key for key in statements if key in self.choices):
-            option = statements[group]
+    def split(self, statements: Statements) -> tuple[dict[str, str], Flat]:
+        """Options of groups, and values by dotted name."""
+        choices = {group: statements[group] for group in statements if group in self.choices}
+        for group, option in choices.items():
             if isinstance(option, (Mapping, list)):
                 raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
-            choices[group] = str(option)
-        return choices, {key: value for key, value in statements.items() if key not in choices}
+        values = dict(flat({key: value for key, value in statements.items() if key not in choices}))
+        return {group: str(option) for group, option in choices.items()}, values
 
     def stands_for(self, statements: Statements) -> Flat:
         """The options and values that are stated, and what the files of the options state."""
         choices, values = self.split(statements)
-        leaves = {group: self.library.leaf(group, option) for group, option in choices.items()}
-        return dict(flat(leaves)) | choices | dict(flat(values))
-
-
-def _is_below(group: str, key: str) -> bool:
-    return key == group or key.startswith(f"{group}.")
-
-
-def _below(group: str, settings: Flat) -> Flat:
-    return {key: value for key, value in settings.items() if _is_below(group, key)}
-
-
-def _not_null(said: Said, raw: Flat, chosen: Mapping[str, str]) -> dict[str, Statement]:
-    """The statements whose setting is not null."""
-    return {key: one for key, one in said.items() if key in chosen or raw.get(key, one.value) is not None}
+        leaves = (self.leaf(group, option) for group, option in choices.items())
+        return {key: value for leaf in leaves for key, value in leaf.items()} | choices | values
 
 
 @lru_cache(maxsize=8)
 def composer(folders: tuple[Path, ...], name: str = "config", operation: str | None = None) -> Composer:
-    """The composer of some folders, kept with the files that it has read."""
+    """The composer of some folders, kept with what it has composed."""
     return Composer(folders, name, operation)

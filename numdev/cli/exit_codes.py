@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 from yaml import YAMLError
 
-from numdev.cli.compose import Composer, composer, config_folder, type_hint
+from numdev.cli.compose import OPERATION, Composer, composer, config_folder
 from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
 
 if TYPE_CHECKING:
@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT, INTERRUPTED = 1, 2, 3, 5, 130
 _WORST_FIRST = (BAD_INPUT, FAILED, BAD_OUTPUT, UNSUPPORTED)
 _OF_STATUS = {"ok": 0, "error": FAILED, "out_of_memory": FAILED, "unsupported": UNSUPPORTED}  # of every other one BAD_OUTPUT
+_TYPES = {
+    "to Integer": "give a whole number",
+    "to Float": "give a number",
+    "valid bool": "give true or false",
+    "to string": "give text",
+    "is not Optional": "it cannot be null",
+    "not a ListConfig": "give a list",
+}
+"""Which type a setting takes, by words of OmegaConf's message."""
 KNOWN = (NumdevError, HydraException, OmegaConfBaseException, YAMLError)
 
 
@@ -34,29 +43,30 @@ class Ended:
         code: 0, or one of the codes above.
         sentence: what was wrong; empty where nothing was, or where it has been shown.
         figure: that of `objective`; None where there is none.
-        job: the overrides of the job.
+        overrides: of the job.
         number: the job's place in its sweep.
-        said: what the job printed where the user does not see it.
+        printed: what the job printed where the user does not see it.
         key: of the record of the point that was measured; empty for other jobs.
-        line: figures, status and remark of the job's line in the table of a sweep; None where it prints none.
+        row: figures, status and remark of the job in the table of a sweep, by column; empty where it has no row.
         plan: of a dry run; None otherwise.
-        drawing: the figure that is to be drawn when all jobs have ended; None where none is asked for.
+        drawing: the figure that is to be drawn when all jobs have ended; None where none is requested.
     """
 
     code: int = 0
     sentence: str = ""
     figure: float | None = None
-    job: str = ""
+    overrides: tuple[str, ...] = ()
     number: int = 0
-    said: str = ""
+    printed: str = ""
     key: str = ""
-    line: tuple[tuple[str, ...], Status | None, str] | None = None
+    row: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
     drawing: Drawing | None = None
 
-    def with_line(self, cells: tuple[str, ...], status: Status | None, remark: str) -> Ended:
-        """A copy with a line in the table of a sweep."""
-        return replace(self, line=(cells, status, remark))
+    @property
+    def job(self) -> str:
+        """The overrides of the job."""
+        return " ".join(self.overrides)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -119,7 +129,7 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
     if isinstance(error, YAMLError):
         return f"configs: a file is no YAML; {' '.join(str(error).split())}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    text = str(error)
+    text, first = str(error), str(cause).splitlines()[0]
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
         part = re.search(r"Key '(\w+)' not in", str(cause))  # of a mapping, as in plot={z: rmse}
         name = unknown[1] if part is None or unknown[1].endswith(part[1]) else f"{unknown[1]}.{part[1]}"
@@ -131,11 +141,12 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
         return str(BadInput(ambiguous[1], ambiguous[2], hint))
     key = re.search(r"full_key: (\S+)", f"{cause}")
     if isinstance(cause, InterpolationResolutionError):
-        return f"{key[1] if key else 'config'}: {str(cause).splitlines()[0]}; refer to a setting that there is"
+        return f"{key[1] if key else 'config'}: {first}; refer to a setting that there is"
+    hint = next((hint for words, hint in _TYPES.items() if words in first), first)
     if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
-        return str(BadInput(merging[1].lstrip("+"), merging[2], type_hint(str(cause))))
+        return str(BadInput(merging[1].lstrip("+"), merging[2], hint))
     if key:
-        return f"{key[1]}: {type_hint(str(cause))} (in a file of the config folders)"
+        return f"{key[1]}: {hint} (in a file of the config folders)"
     return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
 
 
@@ -145,7 +156,7 @@ def _unknown(name: str, known: Composer) -> str:
     if able := known.of_others(group, name):
         options, (has, that) = " and ".join(f"{group}={one}" for one in able), ("have", "one") if able[1:] else ("has", "that")
         return f"{name}: only {options} {has} it; take {that}, or leave it out"
-    names = known.before_equals()
+    names = [*known.choices, *([OPERATION] if known.own_operation else []), *known.known()]
     alike = [one for one in names if one.count(".") == name.count(".")]  # a group's name is not mistyped into one of its settings
     return f"{name}: there is no such setting; {one_of(name, alike if get_close_matches(name, alike) else names, most=12)}"
 

@@ -20,9 +20,8 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,8 +33,6 @@ from numdev.cli.claims import check_figures, claims_of, function, mapping, plot_
 from numdev.cli.compose import (
     OPERATION,
     Composer,
-    Library,
-    Request,
     Statements,
     composer,
     flat,
@@ -71,35 +68,25 @@ class Expander:
     """Makes the points of studies.
 
     Attributes:
-        library: where options of groups are found.
+        composer: makes their requests.
         task: what the command line states about points; it overrides everything else.
         program: the command that runs the studies, for the command line that reproduces them.
         own: the config folder that the command line adds, for the same command line.
         manner: what the command line states about how, not which, points are measured; for the same command line too.
-        name: name of the primary file.
-        operation: the option of `operation` of all points; None for that of the primary file.
     """
 
-    library: Library
+    composer: Composer
     task: Statements = field(default_factory=dict)
     program: str = "measure"
     own: str | None = None
     manner: Statements = field(default_factory=dict)
-    name: str = "config"
-    operation: str | None = None
-
-    @cached_property
-    def composer(self) -> Composer:
-        return composer(self.library.folders, self.name, self.operation)
-
-    def request(self, *layers: Statements) -> Request:
-        """See `Composer.request`."""
-        return self.composer.request(*layers)
 
     def of(self, study: str) -> Expander:
         """The expander for the operation that a study's file chooses, unless the command line chooses one."""
-        own = None if OPERATION in self.manner else self.library.operation_of(study)
-        return self if own in (None, self.operation) else replace(self, operation=own)
+        own = None if OPERATION in self.manner else self.composer.operation_of(study)
+        if own in (None, self.composer.operation):
+            return self
+        return replace(self, composer=composer(self.composer.folders, self.composer.name, own))
 
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
         """The study with all its points, none of them twice.
@@ -145,13 +132,15 @@ class Expander:
         """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
         axes, plot = self.axes(fields), fields["plot"]
         try:
-            operation = operation_of(self.composer.of) if fields["claims"] or plot is not None else None
-            metrics = comparable(self.program, operation) if operation is not None else []
-            claims = claims_of(fields["claims"], axes, metrics)
             check_figures(fields["figures"])
             if fields["table"]:
                 function("table", fields["table"])
-            if plot is None or operation is None:
+            if not fields["claims"] and plot is None:
+                return (), None
+            operation = operation_of(self.composer.of)
+            metrics = comparable(self.program, operation)
+            claims = claims_of(fields["claims"], axes, metrics)
+            if plot is None:
                 return claims, None
             if fields["figure"] is not None:
                 raise BadInput("plot", plot, f"the study names the figure {fields['figure']} too; leave one of them out")
@@ -173,27 +162,21 @@ class Expander:
         having = {key: [one for one in axes if _has(axes[one].get(key), value)] for key, value in task.items()}
 
         def stays(one: str, own: Statements) -> bool:
-            swept = [key for key in task if key in axes[one]]
-            of_its_own = mapping("axes", own.get("axes"))
-            has = all(one in having[key] if having[key] else key not in of_its_own for key in swept)
-            others = {key: value for key, value in task.items() if key not in swept}
-            return has and (not others or self._keeps(others, _settings(own), fields["base"]))
+            swept, of_its_own = [key for key in task if key in axes[one]], own.get("axes") or {}
+            if not all(one in having[key] if having[key] else key not in of_its_own for key in swept):
+                return False
+            layers = fields["base"], _settings(own)
+            raw = self.composer.request(*layers).raw
+            after = self.composer.request(*layers, {key: value for key, value in task.items() if key not in swept}).raw
+            stated = (key for key, value in self.composer.stands_for(layers[1]).items() if value is not None and key in raw)
+            return all(key in after and after[key] == raw[key] for key in stated)
 
-        kept = {one: own for one, own in scenarios.items() if stays(one, own)}
+        kept = {one: own for one, own in scenarios.items() if not task or stays(one, own)}
         if not kept:
             overrides = " ".join(f"{key}={written(value)}" for key, value in task.items())
             hint = "leave that out, or change a copy of the study's file"
             raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {hint}")
         return kept
-
-    def _keeps(self, task: Statements, own: Statements, base: Statements) -> bool:
-        """Whether everything that a scenario states is as stated under these overrides."""
-        before, after = self.request(base, own).raw, self.request(base, own, task).raw
-        return all(
-            key in after and after[key] == before[key]
-            for key, one in self.composer.stands_for(own).items()
-            if one is not None and key in before
-        )
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
@@ -215,11 +198,13 @@ class Expander:
         """The values of an axis with what they state; only the command line's where it names the axis."""
         if key in self.task:
             values = [self.task[key]]
-        if isinstance(values, Mapping):
-            return [_entry(f"axes.{key}.{name}", name, mapping(f"axes.{key}.{name}", own)) for name, own in values.items()]
-        if not isinstance(values, list):
+        if isinstance(values, list):
+            return [Entry(value, {key: value}) for value in values]
+        if not isinstance(values, Mapping):
             raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
-        return [Entry(value, {key: value}) for value in values]
+        named = {name: dict(mapping(f"axes.{key}.{name}", own)) for name, own in values.items()}
+        roles = {name: own.pop("role", EntryRole.SUBJECT.value) for name, own in named.items()}
+        return [Entry(name, own, choice(f"axes.{key}.{name}.role", EntryRole, roles[name])) for name, own in named.items()]
 
     def _point(
         self, scenario: str, labels: Mapping[str, Any], entries: Mapping[str, Entry], below: tuple[Statements, Statements]
@@ -231,19 +216,18 @@ class Expander:
             choices |= of_groups
             values |= others
         task_choices, task_values = self.composer.split(self.task)
-        request = self.request(*below, choices | task_choices, values, task_values)
+        request = self.composer.request(*below, choices | task_choices, values, task_values)
         try:
-            for axis, entry in entries.items() if self.task else ():
+            for axis, entry in entries.items():
                 self._check_label(axis, entry)
             point = build.point(request, scenario, labels)
         except NotHonoured as error:
             point = build.refused_point(request, scenario, labels, str(error))
-        roles = {axis: entry.role for axis, entry in entries.items() if entry.role is not EntryRole.SUBJECT}
-        return replace(point, roles=roles)
+        return replace(point, roles={axis: one.role for axis, one in entries.items() if one.role is not EntryRole.SUBJECT})
 
     def _check_label(self, axis: str, entry: Entry) -> None:
         """Raise NotHonoured for a label that would be wrong, since the command line overrides what the label stands for."""
-        stands_for = self.composer.stands_for(entry.statements)
+        stands_for = self.composer.stands_for(entry.statements) if self.task else {}
         for key, value in self.task.items():
             if stands_for.get(key, value) not in (None, value):
                 hint = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
@@ -254,10 +238,10 @@ class Expander:
 
         Neither another number of replicates nor the choice of one value of an axis makes another point.
         """
-        usual = self.library.operation_of(name) or composer(self.library.folders, self.name).own_operation
+        usual = self.composer.operation_of(name) or composer(self.composer.folders, self.composer.name).own_operation
         if self.manner.get(OPERATION, usual) != usual:
             yield f"{OPERATION}={self.manner[OPERATION]}"
-        requests = [(_axes(fields, own), self.request(fields["base"], _settings(own))) for own in scenarios.values()]
+        requests = [(_axes(fields, own), self.composer.request(fields["base"], _settings(own))) for own in scenarios.values()]
         for key, value in self.task.items():
             own = (_has(axes[key], value) if key in axes else {**r.raw, **r.options}.get(key) == value for axes, r in requests)
             if key != "seeds" and not all(own):
@@ -269,30 +253,25 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
 
     `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
     """
-    runtime = hydra.runtime
+    runtime, overrides = hydra.runtime, OverridesParser.create().parse_overrides(overrides_of(hydra))
     folders = tuple(Path(source.path) for source in runtime.config_sources if source.schema == "file")
     of_point = [str(key) for key in cfg if key not in (*_MANNER, *_OF_RUN, *_OF_OTHERS)]
-    groups, overrides = (OPERATION, *groups_of_points(runtime.choices)), overrides_of(hydra)
-    task, manner = (explicit(overrides, runtime.choices, cfg, names, groups) for names in (of_point, _MANNER))
+    groups, settings = (OPERATION, *groups_of_points(runtime.choices)), plain(cfg)
+
+    def explicit(names: Sequence[str]) -> dict[str, Any]:
+        """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
+        statements: dict[str, Any] = {}
+        for key, package in ((override.key_or_group, override.package) for override in overrides):
+            if key in names and key in groups and package is None and isinstance(runtime.choices.get(key), str):
+                statements[key] = runtime.choices[key]
+            elif key.partition(".")[0] in names:
+                statements |= dict(flat({key: build.at(settings, key)}))
+        return statements
+
     own = next((Path(source.path) for source in runtime.config_sources if source.provider == "command-line"), None)
     folder = None if own is None else str(own.relative_to(runtime.cwd) if own.is_relative_to(runtime.cwd) else own)
-    name = hydra.job.config_name
-    return Expander(Library(folders), task, program, folder, manner, name, runtime.choices.get(OPERATION))
-
-
-def explicit(overrides: list[str], choices: Any, cfg: DictConfig, names: Sequence[str], groups: Iterable[str]) -> dict[str, Any]:
-    """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
-    settings, statements = plain(cfg), dict[str, Any]()
-    for override in OverridesParser.create().parse_overrides(overrides):
-        key = override.key_or_group
-        if key in names and key in groups and override.package is None and isinstance(choices.get(key), str):
-            statements[key] = choices[key]
-        elif key.partition(".")[0] in names:
-            value: Any = settings
-            for part in key.split("."):
-                value = value[part]
-            statements |= dict(flat({key: value}))
-    return statements
+    known = composer(folders, hydra.job.config_name, runtime.choices.get(OPERATION))
+    return Expander(known, explicit(of_point), program, folder, explicit(_MANNER))
 
 
 def _has(entries: Any, value: Any) -> bool:
@@ -320,8 +299,3 @@ def _scenario(name: str, own: Statements) -> Scenario:
         raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
     role = choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
     return Scenario(name, title, role, str(own.get("stands_for", "")))
-
-
-def _entry(where: str, name: str, own: Statements) -> Entry:
-    role = choice(f"{where}.role", EntryRole, own.get("role", EntryRole.SUBJECT.value))
-    return Entry(name, {key: value for key, value in own.items() if key != "role"}, role)

@@ -1,4 +1,4 @@
-"""Hands a command to Hydra, and derives its exit code from what its jobs returned."""
+"""Hands a command to Hydra, shows the table of a sweep, and derives the exit code from how its jobs ended."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -17,38 +18,33 @@ from hydra.errors import OverrideParseException
 
 from numdev.cli.compose import Composer, composer, config_folder, register
 from numdev.cli.exit_codes import FAILED, KNOWN, code_of, sentence_of, unforeseen, worst
-from numdev.cli.jobs import Job, NoFigure, ended_jobs, outlet
+from numdev.cli.jobs import Job, NoFigure
 from numdev.errors import BadInput
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
-MULTIRUN = ("--multirun", "-m")
-FLAGS = (
-    *(("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), MULTIRUN),
-    ("--shell-completion", "-sc"),
-)
+FLAGS = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc")
 FLAGS_WITH_VALUE = (
-    *(("--cfg", "-c"), ("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")),
-    *(("--experimental-rerun",), ("--info", "-i")),
+    *(
+        "--cfg -c",
+        "--package -p",
+        "--config-path -cp",
+        "--config-name -cn",
+        "--config-dir -cd",
+        "--experimental-rerun",
+        "--info -i",
+    ),
 )
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], dict[str, str], list[str]]:
-    """The overrides of a command line, its flags with their values by their long names, and flags that Hydra does not have."""
-    known = {name: (names[0], names in FLAGS_WITH_VALUE) for names in (*FLAGS, *FLAGS_WITH_VALUE) for name in names}
-    overrides, flags, unknown = list[str](), dict[str, str](), list[str]()
-    waiting = list(arguments)
-    while waiting:
-        text = waiting.pop(0)
-        name, equals, value = text.partition("=")
-        if not text.startswith("-"):
-            overrides.append(text)
-        elif name not in known:
-            unknown.append(text)
-        else:
-            long, takes_one = known[name]
-            optional = long == "--info" and (not waiting or waiting[0].startswith("-") or "=" in waiting[0])
-            flags[long] = value if equals or not takes_one or optional or not waiting else waiting.pop(0)
-    return overrides, flags, unknown
+def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
+    """The overrides and the flags of a command line as Hydra has them, and flags that Hydra does not have."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    for names in FLAGS:
+        parser.add_argument(*names.split(), action="store_true")
+    for names in FLAGS_WITH_VALUE:
+        parser.add_argument(*names.split(), nargs="?")
+    return parser.parse_known_intermixed_args(arguments)
 
 
 @contextlib.contextmanager
@@ -87,50 +83,55 @@ def launch(command: str, arguments: list[str]) -> int:
         return FAILED
 
 
-def folders_of(flags: Mapping[str, str]) -> tuple[Path, ...]:
+def _folders(flags: Namespace) -> tuple[Path, ...]:
     """The config folders of a command: that of numdev, and the user's own."""
-    return config_folder(), *((Path(flags["--config-dir"]).resolve(),) if "--config-dir" in flags else ())
+    return config_folder(), *((Path(flags.config_dir).resolve(),) if flags.config_dir else ())
 
 
 def _composer(command: str, arguments: list[str]) -> Composer | None:
     """The settings of the operation and the folders that the arguments name; None where these cannot be composed."""
-    overrides, flags, _ = split(arguments)
-    operations = [text.partition("=")[2].partition(",")[0] for text in overrides if text.startswith("operation=")]
-    known = composer(folders_of(flags), flags.get("--config-name", CONFIGS[command]), operations[-1] if operations else None)
+    known = parsed(arguments)[0]
+    operations = [text.partition("=")[2].partition(",")[0] for text in known.overrides if text.startswith("operation=")]
+    own = composer(_folders(known), known.config_name or CONFIGS[command], operations[-1] if operations else None)
     try:
-        known.choices  # noqa: B018  it is composed here
+        own.choices  # noqa: B018  it is composed here
     except (*KNOWN, OSError):
         return None
-    return known
+    return own
 
 
 def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int:
     arguments = [braced(text) for text in arguments]
-    job = Job(command, outlet(), tracebacks, tuple(arguments))
-    with ended_jobs() as ended, tempfile.TemporaryDirectory() as scratch:
+    job = Job(command, tuple(arguments), tracebacks)
+    with tempfile.TemporaryDirectory() as scratch:
         try:
             with process(ordered(command, arguments, scratch), HYDRA_FULL_ERROR="1"):
                 hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(job)()
         except NoFigure as error:
-            print(f"the sweep ended early: {error.ended.job} has no figure, and the sweeper needs one", file=sys.stderr)
-            return worst(each.code for each in ended.values()) or FAILED
+            print(f"the sweep ended early, since the sweeper needs a figure of each job; {error}", file=sys.stderr)
+            return worst(each.code for each in job.ended.values()) or FAILED
         finally:
-            for each in ended.values():
+            ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
+            if rows := [(each.overrides, each.row) for each in ended if each.row]:
+                from numdev.cli import show
+
+                show.sweep("dry_run" if plans else command, rows)
+            for each in ended:
                 if each.sentence:
                     print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
-    flags = split(arguments)[1]
-    if not ended and flags.get("--cfg") in ("job", "all") and "--package" not in flags and command != "report":
-        from numdev.cli import completion  # behind the settings that `--cfg job` shows: null, as they have it, is the preset's
-
-        print(*completion.formats(CONFIGS[command], arguments), sep="\n")
-    if plans := [each.plan for each in ended.values() if each.plan is not None]:
+    if plans:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
-    if drawings := [each.drawing for each in ended.values() if each.drawing is not None]:
-        from numdev.cli import figures
+    if drawings := [each.drawing for each in ended if each.drawing is not None]:
+        from numdev.cli import commands
 
-        figures.draw(drawings)
-    return worst(each.code for each in ended.values())
+        commands.draw(drawings)
+    flags = parsed(arguments)[0]
+    if not ended and flags.cfg in ("job", "all") and not flags.package and command != "report":
+        from numdev.cli import build  # behind the settings that `--cfg job` shows: null, as they have it, is the preset's
+
+        print(*build.formats(_folders(flags), flags.config_name or CONFIGS[command], flags.overrides), sep="\n")
+    return worst(each.code for each in ended)
 
 
 def braced(argument: str) -> str:
@@ -150,26 +151,23 @@ def ordered(command: str, arguments: list[str], scratch: str = ".") -> list[str]
     Raises:
         BadInput: for a flag that Hydra does not have, and for a setting that is given twice.
     """
-    texts, _, unknown = split(arguments)
+    known, unknown = parsed(arguments)
     if unknown:
         raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
     flags = list(arguments)
-    for text in texts:
+    for text in known.overrides:
         flags.remove(text)
-    if command == "report":  # `study` alone is a group of files to Hydra, and results outlive the files
-        texts = [re.sub("^study=", "studies=", text) for text in texts]
+    # `study` alone is a group of files to Hydra, and results outlive the files
+    texts = [re.sub("^study=", "studies=", text) if command == "report" else text for text in known.overrides]
     try:
         overrides = _by_name(command, OverridesParser.create().parse_overrides(texts))
     except OverrideParseException:
         return [*texts, *flags]  # Hydra reports the error
-    more = []
-    if command != "report":
-        shard = overrides.get("shard")
-        if shard is not None and "shards" not in overrides and shard.is_sweep_override():
-            more.append(f"shards={len(list(shard.sweep_iterator()))}")
-        if "dry_run" in overrides and overrides["dry_run"].value() is True:
-            more.append(f"hydra.sweep.dir={scratch}")
-    return [*texts, *more, *flags]
+    if (shard := overrides.get("shard")) is not None and shard.is_sweep_override() and "shards" not in overrides:
+        texts.append(f"shards={len(list(shard.sweep_iterator()))}")
+    if "dry_run" in overrides and overrides["dry_run"].value() is True:
+        texts.append(f"hydra.sweep.dir={scratch}")
+    return [*texts, *flags]
 
 
 def _by_name(command: str, overrides: Sequence[Override]) -> Mapping[str, Override]:

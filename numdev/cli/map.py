@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from numdev.cli import build, expand, point, runners
-from numdev.cli.compose import Request
+from numdev.cli.compose import Request, overrides_of
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
 from numdev.errors import BadInput, Unsupported, one_of
-from numdev.measurement.deviation.measurement import Head, Place, Reference, Subject, head_of
+from numdev.measurement.deviation.measurement import Place, Reference, Subject, head_of
 from numdev.results.files import refuse_unwritable
 from numdev.settings import choice
 
+if TYPE_CHECKING:
+    from numdev.cli.jobs import Job
+
 _TITLE = 60  # characters beside the words at the right of the histogram
+_BESIDE = ("out=", "device=", "format=", "output=", "head=", "seed=")  # of what stands in the title anyway
 
 
-def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
-    """Compute, write and describe what the configuration asks for; `overrides` are what the command line states.
+def draw(cfg: DictConfig, job: Job) -> Ended:
+    """Compute, write and describe what the configuration says.
 
     Raises:
         BadInput: naming the setting that cannot be used.
@@ -31,20 +35,20 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
     from numdev.report.document import map as document  # late: pandas and matplotlib
     from numdev.report.figures.elements import element_errors
 
-    place = Place(
-        cfg.output or "",
-        cfg.head,
-        cfg.seed,
-        choice("subject", Subject, cfg.subject),
-        choice("reference", Reference, cfg.reference),
-    )
+    hydra = HydraConfig.get()
+    overrides, choices = overrides_of(hydra), hydra.runtime.choices
+    subject, against = choice("subject", Subject, cfg.subject), choice("reference", Reference, cfg.reference)
+    place = Place(cfg.output or "", cfg.head, cfg.seed, subject, against)
     refuse_unwritable("out", Path(cfg.out))
     if cfg.format not in document.WRITERS:
         raise BadInput("format", cfg.format, one_of(cfg.format, document.WRITERS))
-    _refuse(place, overrides)
-    hydra = HydraConfig.get()
+    if choices.get("study") is not None:
+        raise BadInput("study", choices["study"], "numdev map draws one point; state its settings, as numdev measure takes them")
+    if not place.needs_baseline and any(text.lstrip("+").startswith(("baseline=", "baseline.")) for text in overrides):
+        hint = "it is not drawn; give subject=baseline or reference=baseline too, or leave it out"
+        raise BadInput("baseline", choices["baseline"], hint)
     request = point.request_of(cfg, hydra, expand.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
-    measured, bench = build.point(request), runners.runner("map", cfg)
+    measured, bench = build.point(request), runners.runner(job.command, cfg)
     try:
         operation = bench.kind.operation
         head = head_of(operation, measured.problem, measured.variant, place, bench.device, measured.baseline)
@@ -54,24 +58,15 @@ def draw(cfg: DictConfig, overrides: Sequence[str]) -> Ended:
     if hydra.mode is not RunMode.RUN:  # each job of a sweep has a folder
         out /= hydra.job.override_dirname.replace("/", "_") or "defaults"
     elements, reference = element_errors(head.x, head.reference, head.fmt), place.reference.value.replace("_", " ")
-    files = document.write_figures(elements, _title(head, place, overrides), out, reference=reference)
+    where = f"{f'head {place.head} of {head.heads}, ' if head.heads > 1 else ''}replicate {place.seed}"
+    settings = " ".join(text for text in overrides if not text.startswith(_BESIDE)) or "defaults"
+    title = f"{head.output}, {where}\n{textwrap.shorten(settings, _TITLE, placeholder=' ...')}"
+    files = document.write_figures(elements, title, out, reference=reference)
     files = [*files, document.write_numbers(elements, cfg.format, out)]
-    size = " x ".join(map(str, head.x.shape))
-    first = f"{head.output} of {_words(request, place)}: {_where(head, place)}, {size} elements"
+    first = f"{head.output} of {_words(request, place)}: {where}, {' x '.join(map(str, head.x.shape))} elements"
     for line in (first, *document.summary(elements, reference), f"map: {out}: {', '.join(path.name for path in files)}"):
         output().print(line, markup=False, highlight=False, soft_wrap=True)
     return Ended()
-
-
-def _refuse(place: Place, overrides: Sequence[str]) -> None:
-    """Raise BadInput for what is stated and would have no effect."""
-    choices = HydraConfig.get().runtime.choices
-    if choices.get("study") is not None:
-        raise BadInput("study", choices["study"], "numdev map draws one point; state its settings, as numdev measure takes them")
-    names = [text.lstrip("+").partition("=")[0] for text in overrides]
-    if not place.needs_baseline and any(name.partition(".")[0] == "baseline" for name in names):
-        hint = "it is not drawn; give subject=baseline or reference=baseline too, or leave it out"
-        raise BadInput("baseline", choices["baseline"], hint)
 
 
 def _words(request: Request, place: Place) -> str:
@@ -80,14 +75,3 @@ def _words(request: Request, place: Place) -> str:
         return f"baseline={request.options.get('baseline', 'custom')}"
     precision = request.options.get("precision")
     return f"{build.kind_of(request)}{f' precision={precision}' if precision else ''}"
-
-
-def _where(head: Head, place: Place) -> str:
-    return f"{f'head {place.head} of {head.heads}, ' if head.heads > 1 else ''}replicate {place.seed}"
-
-
-def _title(head: Head, place: Place, overrides: Sequence[str]) -> str:
-    """Output and place, and below what the command line states."""
-    beside = ("out=", "device=", "format=", "output=", "head=", "seed=")
-    settings = " ".join(text for text in overrides if not text.startswith(beside)) or "defaults"
-    return f"{head.output}, {_where(head, place)}\n{textwrap.shorten(settings, _TITLE, placeholder=' ...')}"

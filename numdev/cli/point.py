@@ -11,92 +11,88 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import build, expand, jobs, launch, runners, schema, show
-from numdev.cli.commands import Drawing, plot_parts
-from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, plain, resolved, written
+from numdev.cli import build, expand, launch, runners, schema, show
+from numdev.cli.commands import Drawing, plot_parts, refuse_plot
+from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, params_of, plain, resolved, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
+from numdev.cli.jobs import Job
 from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
 from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import check_memory
 from numdev.measurement.runner import Runner
 from numdev.results.manifest import manifest_of, stored_point
-from numdev.results.record import Record
+from numdev.results.record import Record, Where
 from numdev.results.store import Store
-from numdev.results.study import DONE
+from numdev.results.study import DONE, StudyPoint
 from numdev.settings import choice
-
-if TYPE_CHECKING:
-    from numdev.measurement.runner import Kind
 
 LOG = logging.getLogger("numdev")
 _OF_THE_RUN = ("results", "out", "plot", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
 _NO_SETTING = ("_target_", *(f"plot.{part.name}" for part in fields(schema.PlotConfig)))
 
 
-def run(cfg: DictConfig, program: str) -> Ended:
-    """Measure one point and show its figures; in a sweep return them for its line."""
-    metrics = choice("metrics", Metrics, cfg.metrics)
-    bench = runners.runner(program, cfg)
+def run(cfg: DictConfig, job: Job) -> Ended:
+    """Measure one point and show its figures; in a sweep return them for its row."""
+    hydra, metrics = HydraConfig.get(), choice("metrics", Metrics, cfg.metrics)
+    bench, expander = runners.runner(job.command, cfg), expand.expander(hydra, cfg)
     runners.refuse_objective(cfg.objective, bench.kind)
-    expander = expand.expander(HydraConfig.get(), cfg)
-    in_sweep = HydraConfig.get().mode is RunMode.MULTIRUN
-    if plot_parts(cfg) and not in_sweep:
-        from numdev.cli import figures  # late: of a figure alone
-
-        names = [*expander.manner, *expander.task, *said_of_points(Path(cfg.results), bench.kind)]
-        figures.refuse(cfg, names, bench.kind, needs_x=True)
-    request = request_of(cfg, HydraConfig.get(), expander)
-    point, names_of_point = build.point(request), PointNames.of(request)
+    in_sweep = hydra.mode is RunMode.MULTIRUN
     store = Store(Path(cfg.results))
-    parts = point.problem, point.variant, point.baseline, point.seeds
-    key = bench.key(*parts)
+    if plot_parts(cfg) and not in_sweep:
+        points = (store.study(f"points_{_of(bench.kind.operation.name, bench.kind.name)}") or {"points": []})["points"]
+        refuse_plot(
+            cfg, [*expander.manner, *expander.task, *(n for p in points for n in p["explicit"])], bench.kind, needs_x=True
+        )
+    request = request_of(cfg, hydra, expander)
+    point, names = build.point(request), PointNames.of(request)
+    key = bench.key(*point.parts)
     if cfg.dry_run:
-        from numdev.cli import plan  # late: of a dry run alone
-
-        if cfg.objective is not None:
-            raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
-        estimates = plan.estimates(program, cfg, bench)
-        own = plan.Plan.of([(key, point)], bench, store, estimates, fresh=cfg.fresh)
-        if own.larger:
-            check_memory(point.problem, bench.device, bench.kind.operation.smaller)  # raises
-        if in_sweep:
-            return Ended(plan=own).with_line(own.cells(), None, "measured already" if own.there else "to measure")
-        console = output()
-        console.print(names_of_point.line, style="bold", markup=False)
-        console.print(own.sentence(), markup=False)
-        plan.notes(console, estimates)
-        return Ended()
+        return _plan(cfg, job.command, bench, key, point, names)
     record = None if cfg.fresh else store.get(key)
     already = record is not None and record.status in DONE
     state = "measured already" if already else "not measured yet"
-    LOG.debug("%s: key %s, %s in %s", names_of_point.line, key, state, store.path)
+    LOG.debug("%s: key %s, %s in %s", names.line, key, state, store.path)
     if record is None or not already:
-        text = f"point {jobs.job_number() + 1} of {jobs.current().table.jobs}" if in_sweep else ""
-        with Progress(point.seeds, ERRORS, live=has_own_terminal(), unit="replicates", text=text) as bar:
-            record = bench.measure(
-                *parts, folder=store.work(key), shared=store.shared, on_replicate=bar.replicates, within=bar.within
-            )
+        text = f"job {hydra.job.num + 1}" if in_sweep else ""
+        with Progress(1, ERRORS, live=has_own_terminal(), text=text) as bar:
+            where: Where = {"folder": store.work(key), "shared": store.shared, "on_replicate": bar.replicates, "within": bar.within}
+            record = bench.measure(*point.parts, **where)
         store.put(record)
-    sweep = _keep(store, program, cfg, expander, request, (bench, record))
+    sweep = _keep(store, job, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
     figure, drawing = runners.objective(cfg.objective, record), Drawing.of(cfg, sweep)
     ended = Ended(code_of_point(record.status), figure=figure, key=record.key, drawing=drawing)
     if in_sweep and metrics is Metrics.CHIEF:
-        remark = record.reason or ("measured already" if already else f"{record.seconds:.2f} s")
-        return ended.with_line(show.cells(record), record.status, remark)
-    show.point(output(), record, store.path, names_of_point, already=already, metrics=metrics)
+        return replace(ended, row=show.row(record, already=already))
+    show.point(output(), record, store.path, names, already=already, metrics=metrics)
     return ended
+
+
+def _plan(cfg: DictConfig, command: str, bench: Runner, key: str, point: StudyPoint, names: PointNames) -> Ended:
+    """What measuring the point would take."""
+    from numdev.cli import plan  # late: of a dry run alone
+
+    if cfg.objective is not None:
+        raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
+    check_memory(point.problem, bench.device, bench.kind.operation.smaller)
+    estimator = plan.estimator(command, bench, cfg.results)
+    own = plan.Plan.of([(key, point)], bench, Store(Path(cfg.results)), estimator, fresh=cfg.fresh)
+    if HydraConfig.get().mode is RunMode.MULTIRUN:
+        return Ended(plan=own, row=own.row() | {"status": "measured already" if own.there else "to measure"})
+    output().print(names.line, style="bold", markup=False)
+    output().print(f"{own.sentence()}\nNothing was measured or written.", markup=False)
+    return Ended()
 
 
 def request_of(cfg: DictConfig, hydra: Any, expander: Expander, **values: Any) -> Request:
@@ -105,26 +101,22 @@ def request_of(cfg: DictConfig, hydra: Any, expander: Expander, **values: Any) -
     return Request(raw, expander.composer.said(raw, expander.task), groups_of_points(hydra.runtime.choices))
 
 
-def _keep(
-    store: Store, program: str, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]
-) -> str:
+def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> str:
     """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it; return its name."""
-    bench, record = measured
-    swept, settings = _swept(), {**expander.manner, **expander.task}
+    (bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
     labels = {name: settings.get(name, _value(cfg, name)) for name in swept} or settings
     fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
-    name = _name(program, record, swept, fixed)
+    name = _name(job.command, record, swept, fixed)
     title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
     words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
     values = {one: value for one, value in resolved(request.raw).items() if not one.endswith(_NO_SETTING)}
-    arguments = jobs.current().arguments
     apart = set(_OF_THE_RUN).difference(swept)
-    command = [text for text in arguments if text.partition("=")[0].lstrip("+") not in apart]
+    command = [text for text in job.arguments if text.partition("=")[0].lstrip("+") not in apart]
     point = stored_point(
         record.key,
         _plain(labels),
-        number=jobs.job_number() if swept else store.count(name),
-        command=shlex.join(["numdev", program, *command]),
+        number=HydraConfig.get().job.num if swept else store.count(name),
+        command=shlex.join(["numdev", job.command, *command]),
         explicit=[*labels, *fixed],
         composed=_plain({**values, **request.options}),  # what a figure can be drawn over
     )
@@ -133,25 +125,13 @@ def _keep(
     return name
 
 
-def said_of_points(results: Path, measured: Kind) -> list[str]:
-    """The overrides of the single points of an operation that a folder has."""
-    manifest = Store(results).study(f"points_{_of(measured.operation.name, measured.name)}") or {"points": []}
-    return list(dict.fromkeys(str(name) for point in manifest["points"] for name in point["explicit"]))
-
-
-def _swept() -> tuple[str, ...]:
+def _swept(job: Job) -> tuple[str, ...]:
     """The names of what the command sweeps over; none where it is a single point."""
     hydra: Any = HydraConfig.get()
     if hydra.mode is not RunMode.MULTIRUN:
         return ()
-    overrides = OverridesParser.create().parse_overrides(launch.split(jobs.current().arguments)[0])
+    overrides = OverridesParser.create().parse_overrides(launch.parsed(job.arguments)[0].overrides)
     return tuple(dict.fromkeys([*(one.key_or_group for one in overrides if one.is_sweep_override()), *params_of(hydra)]))
-
-
-def params_of(hydra: Any) -> list[str]:
-    """The settings that a file, and not the command line, sweeps over."""
-    params = OmegaConf.select(hydra, "sweeper.params")
-    return [str(name) for name in params] if params else []
 
 
 def _value(cfg: DictConfig, name: str) -> Any:

@@ -16,7 +16,7 @@ from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.measurement import KIND, Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Kind, Runner
-from numdev.measurement.speed.columns import DERIVED, OF_COUNTED, derived
+from numdev.measurement.speed.columns import FOLLOWING, OF_COUNTED, derived
 from numdev.measurement.speed.measurement import Speeds
 from numdev.measurement.speed.timing import Budget
 from numdev.measurement.speed.traffic import Traffic
@@ -25,7 +25,21 @@ from numdev.results.record import Column, Record, Status, Use
 
 
 def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Runner:
-    """The runner of a command, on the device of the configuration.
+    """The runner of a command, on the device of the configuration; arguments and errors as those of `kind`.
+
+    It is kept, so that golden results serve the next job of a sweep too.
+    """
+    of_kind: Any = kind(command, cfg, node)  # a frozen dataclass, which its base does not say
+    return _runner(of_kind, cfg.device)
+
+
+@lru_cache(maxsize=2)
+def _runner(of_kind: Any, device: str) -> Runner:
+    return Runner(of_kind, device)
+
+
+def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Kind:
+    """The kind of measurement of a command.
 
     Args:
         command: `speed` times, `train` trains; every other one measures deviations.
@@ -35,46 +49,34 @@ def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None)
     Raises:
         BadInput: for a device that is not there, for an operation that is none, and for one that another command measures.
     """
-    if command not in ("speed", "train"):
-        return _deviations(json.dumps(_node(cfg) if node is None else node), cfg.device)
-    return Runner(kind(command, cfg, node), cfg.device)
-
-
-def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Kind:
-    """The kind of measurement of a command; arguments and errors as those of `runner`."""
-    operation = operation_of(_node(cfg) if node is None else node)
+    operation = operation_of(node if node is not None or cfg.operation is None else plain(cfg.operation, resolve=True))
+    if (command == "train") is (operation.golden is not None):
+        hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
+        if operation.golden is None:
+            hint = "it has no exact result, its runs are compared with one another; use numdev train"
+        raise BadInput(OPERATION, operation.name, hint)
     if command == "train":
         from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
-        if operation.golden is not None:
-            hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
-            raise BadInput(OPERATION, operation.name, hint)
         return WeightsOverTraining(operation)
-    if operation.golden is None:
-        hint = "it has no exact result, its runs are compared with one another; use numdev train"
-        raise BadInput(OPERATION, operation.name, hint)
     if command != "speed":
         return Deviations(operation)
     budget = Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most)
     return Speeds(operation, budget, Traffic(operation, resolve_device(cfg.device), _note) if cfg.counters else None)
 
 
-@lru_cache(maxsize=2)
-def _deviations(node: str, device: str) -> Runner:
-    """Kept so that golden results serve the next job of a sweep too."""
-    return Runner(kind("measure", DictConfig({}), json.loads(node)), device)
-
-
-def _node(cfg: DictConfig) -> Any:
-    return None if cfg.operation is None else plain(cfg.operation, resolve=True)
-
-
 def operation_of(node: Mapping[str, Any] | None) -> Operation:
-    """The operation that a node makes.
+    """The operation that a node makes; once for each node.
 
     Raises:
         BadInput: if it makes none.
     """
+    return _operation(json.dumps(node))
+
+
+@lru_cache(maxsize=4)
+def _operation(text: str) -> Operation:
+    node = json.loads(text)
     operation = build.node({OPERATION: node}, OPERATION)
     if isinstance(operation, Operation):
         return operation
@@ -91,15 +93,15 @@ def figures(kind: Kind) -> list[str]:
     """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
     table = next(iter(kind.columns.values()))
     own = [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
-    own += _following(table)
+    own += [name for name in FOLLOWING if _follows(name, table)]
     outputs = kind.operation.output_names if kind.name == KIND else ()
     return [f"{output}.{name}" for output in outputs for name in own] if outputs else own
 
 
-def _following(table: Sequence[Column]) -> list[str]:
-    """The figures that no record of speed has, since they follow from those that it has."""
-    names = {column.name for column in table}
-    return [*DERIVED, *(OF_COUNTED if "l2_bytes" in names else ())] if "latency" in names else []
+def _follows(name: str, table: Sequence[Column]) -> bool:
+    """Whether a figure that no record of speed has follows from those that records with these columns have."""
+    needed = "l2_bytes" if name in OF_COUNTED else "latency"
+    return name in FOLLOWING and needed in {column.name for column in table}
 
 
 def comparable(program: str, operation: Operation) -> list[str]:
@@ -138,6 +140,5 @@ def objective(text: str | None, record: Record) -> float | None:
         raise BadInput("objective", text, f"the variant returns no {output}; {one_of(text, known)}")
     if record.status is not Status.OK and any(row.get(count, 1) for row in own for count in ("nan_count", "inf_count")):
         return None  # a figure of the elements that are left, or the time of a wrong result, would win
-    of_speed = bool(_following(record.primary))
-    mean = math.fsum((derived(row) if of_speed else row)[name] for row in own) / len(own)
+    mean = math.fsum((derived(row) if _follows(name, record.primary) else row)[name] for row in own) / len(own)
     return None if math.isnan(mean) else mean

@@ -1,10 +1,10 @@
-"""Shows points, as they are measured, timed or trained, and studies on a terminal."""
+"""Shows points, as they are measured, timed or trained, sweeps and studies on a terminal."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,11 +17,11 @@ from rich.text import Text
 
 from numdev.cli import build
 from numdev.cli.compose import Request, written
-from numdev.cli.jobs import status_text
+from numdev.cli.progress import output
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.statistics import Interval, mean, ratio, significant
-from numdev.results.record import Column, Record, Status, Use, points_by_kernel, summary
+from numdev.results.record import Record, Rows, Status, Use, points_by_kernel, summary
 from numdev.results.store import Store
 from numdev.results.study import Outcome, Replaced
 
@@ -38,8 +38,16 @@ _CHIEF_OF_SPEED = (
     *("latency", "latency_low", "latency_high", "tflops", "share", "bandwidth"),
     *("peak_bytes", "temporary_bytes", "max_difference", "rmse", "max_u"),
 )
+_STEPS = 5  # snapshots of a training run, the last ones
 _MORE = "metrics=all prints every metric"
-_LEFT: dict[str, Any] = {"title_justify": "left", "caption_justify": "left", "box": SIMPLE_HEAD, "padding": (0, 1, 0, 0)}
+_STYLES = {"ok": "green", "unsupported": "yellow"}
+_TITLES = {
+    "measure": "max_difference from golden, and variant / baseline with its 95 % interval",
+    "speed": "time of one call, and its root mean square error",
+    "train": "difference of the weights from those of the reference after the last step",
+    "dry_run": "estimates; nothing is measured",
+}
+_NOT_IN_TITLE = ("dry_run", "plot", "out")  # of the settings that all jobs of a sweep share
 
 
 class Metrics(Enum):
@@ -66,18 +74,52 @@ class PointNames:
     @classmethod
     def of(cls, request: Request) -> PointNames:
         """The names of what a request measures."""
-        read, variant = build.reads(request), build.kind_of(request)
+        variant, said = build.kind_of(request), {one.name: str(one) for one in request.said.values()}
+        groups = {name.partition(".")[0] for name in build.reads(request)} - {"baseline"}
+        read = {group: f"{group}={one}" for group, one in request.options.items() if group in groups and one != _USUAL}
         shown = {variant.partition("=")[0]: variant} if "=" in variant else {}
-        groups = {name.partition(".")[0] for name in read} - {"baseline"}
-        said = {one.name for one in request.said.values()}
-        for group, option in request.options.items():
-            if group in said or (group in groups and option != _USUAL):
-                shown.setdefault(group, f"{group}={option}")
-        if _SIZE in request.raw:
-            shown[_SIZE] = f"{_SIZE}={written(build.at(request.config, _SIZE))}"
-        for one in request.said.values():
-            shown.setdefault(one.name, str(one))
-        return cls(" ".join(shown.values()), variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
+        size = {_SIZE: f"{_SIZE}={written(build.at(request.config, _SIZE))}"} if _SIZE in request.raw else {}
+        chosen = {group: said[group] for group in request.options if group in said}
+        line = " ".join((shown | read | chosen | size | said).values())
+        return cls(line, variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
+
+
+def status_text(status: Status) -> tuple[str, str]:
+    """The word and its style."""
+    return status.value, _STYLES.get(status.value, "red")
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str | Text]], figures: int, **about: Any) -> Table:
+    """A table whose columns from `figures` on are numbers; `about` it as `rich.table.Table` takes it."""
+    usual: dict[str, Any] = {"box": SIMPLE_HEAD, "padding": (0, 1, 0, 0), "title_justify": "left"}
+    table = Table(**usual | about)
+    for i, name in enumerate(header):
+        is_number = i >= figures and name not in ("meaning", "status")
+        table.add_column(name, justify="right" if is_number else "left", vertical="bottom", no_wrap=name in ("metric", "unit"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def sweep(command: str, jobs: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> None:
+    """The table of a sweep: a line for each job, of its overrides those that differ, then its row.
+
+    `command` is one of `_TITLES`.
+    """
+    settings = [dict(text.lstrip("+").partition("=")[::2] for text in overrides) for overrides, _ in jobs]
+    names = dict.fromkeys(name for own in settings for name in own)
+    axes = [name for name in names if len({own.get(name) for own in settings}) > 1]
+    shared = [f"{name}={value}" for name, value in settings[0].items() if name not in (*axes, *_NOT_IN_TITLE)]
+    figures = [name for name in dict.fromkeys(name for _, row in jobs for name in row) if name != "status"]
+    lines = [[*axes, *figures, "status"]]
+    for own, (_, row) in zip(settings, jobs, strict=True):
+        lines.append([*(own.get(name, "") for name in axes), *(row.get(name, "") for name in figures), row["status"]])
+    widths, console = [max(map(len, column)) for column in zip(*lines, strict=True)], output()
+    console.print(Text("; ".join(filter(None, [_TITLES[command], " ".join(shared)]))), soft_wrap=True)
+    for *cells, status in lines:
+        padded = (c.ljust(w) if i < len(axes) else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths[:-1], strict=True)))
+        style = "bold" if status == "status" else _STYLES.get(status.partition(",")[0], "red")
+        console.print(Text.assemble("  ".join([*padded, ""]), (status, style)), soft_wrap=True)
 
 
 def point(
@@ -89,7 +131,7 @@ def point(
         if record.reason:
             console.print(f"{record.reason[0].upper()}{record.reason[1:]}.", style="red", markup=False)
         body = {"speed": _speed, "training": _training}.get(record.kind, _deviation)
-        for part in body(record, names, metrics):
+        for part in body(record, names, is_chief=metrics is Metrics.CHIEF):
             console.print(part, markup=False)
     seeds = record.config["seeds"]
     line = Text.assemble(status_text(record.status), f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
@@ -99,11 +141,11 @@ def point(
     console.print(f"record {record.key} in {path}", style="dim", soft_wrap=True)
 
 
-def cells(record: Record) -> tuple[str, ...]:
-    """The figures of one point of a sweep, as `numdev.cli.jobs.HEADINGS` names them."""
-    if not record.rows:
-        return ()
-    return {"speed": _speed_cells, "training": _training_cells}.get(record.kind, _deviation_cells)(record)
+def row(record: Record, *, already: bool) -> dict[str, str]:
+    """The row of a point in the table of its sweep."""
+    of_kind = {"speed": _speed_row, "training": _training_row}.get(record.kind, _deviation_row)
+    remark = record.reason or ("measured already" if already else f"{record.seconds:.2f} s")
+    return (of_kind(record) if record.rows else {}) | {"status": f"{record.status.value}, {remark}"}
 
 
 def outcome(name: str, done: Outcome) -> Text:
@@ -127,21 +169,8 @@ def replaced(name: str, lost: Replaced, store: Store) -> Text:
 
 def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
     """Every point that did not end well."""
-    table = Table("point", "status", "reason", title="points that are not ok", title_justify="left", box=SIMPLE_HEAD)
-    for text, ended, reason in failed:
-        table.add_row(Text(text), Text(*status_text(ended)), Text(reason))
-    return table
-
-
-def _table(title: str | None, header: Sequence[str], rows: Iterable[tuple[str, ...]], figures: int, caption: str = "") -> Table:
-    """A table whose columns from `figures` on are numbers."""
-    table = Table(title=title or None, caption=caption or None, **_LEFT)
-    for i, name in enumerate(header):
-        is_number = i >= figures and name != "meaning"
-        table.add_column(name, justify="right" if is_number else "left", vertical="bottom", no_wrap=name in ("metric", "unit"))
-    for row in rows:
-        table.add_row(*row)
-    return table
+    rows = ((Text(text), Text(*status_text(ended)), Text(reason)) for text, ended, reason in failed)
+    return _table(["point", "status", "reason"], rows, 3, title="points that are not ok")
 
 
 def _text(value: object) -> str:
@@ -205,59 +234,103 @@ def _interval(of: Interval) -> str:
     return f"95 % interval {significant(of.low, 3)} to {significant(of.high, 3)}"
 
 
-def _deviation_cells(record: Record) -> tuple[str, ...]:
+def _deviation_row(record: Record) -> dict[str, str]:
     _, variant, baseline, quotient = _compared(record)
+    cells = {"variant": significant(variant.estimate, 3)}
     if baseline is None or quotient is None:
-        return significant(variant.estimate, 3), "", ""
+        return cells
     text = quotient.text() if quotient.count > 1 else significant(quotient.estimate, 3)
     judged = record.status is Status.OK  # no verdict follows from the elements that are left
-    return significant(variant.estimate, 3), significant(baseline.estimate, 3), text if judged else ""
+    return cells | {"baseline": significant(baseline.estimate, 3), "variant / baseline": text if judged else ""}
 
 
-def _deviation(record: Record, names: PointNames, metrics: Metrics) -> Iterator[RenderableType]:
+def _speed_row(record: Record) -> dict[str, str]:
+    row = derived(record.rows[0])
+    rate = {"TFLOP/s": f"{row['tflops']:.3g}", "of matmul": f"{100 * row['share']:.0f} %"} if math.isfinite(row["tflops"]) else {}
+    return {"ms": f"{1e3 * row['latency']:.3g}", **rate, "MiB": f"{row['peak_bytes'] / 2**20:.3g}", "RMSE": f"{row['rmse']:.2g}"}
+
+
+def _training_row(record: Record) -> dict[str, str]:
+    from numdev.training.weights import MODEL, RUN  # late: it imports every model
+
+    step = max(row["step"] for row in record.rows)
+    last = [row for row in record.rows if (row["step"], row["tensor"]) == (step, MODEL)]
+    means = {name: f"{summary([row[name] for row in last]).mean:.3g}" for name in ("max_difference", "relative_frobenius")}
+    return {"step": str(step), **means, "same bits": "yes" if all(row["same_bits"] for row in record.table(RUN)) else "no"}
+
+
+def _deviation(record: Record, names: PointNames, *, is_chief: bool) -> Iterator[RenderableType]:
     """Sentences; of the chief metrics a table as narrow as a terminal of 80 columns, of all of them one for each output."""
     yield from sentences(record, names.variant, names.baseline)
-    of_output = {output: _figures(record, output) for output in dict.fromkeys(row["output"] for row in record.rows)}
-    if metrics is Metrics.CHIEF:
+    if is_chief:
         yield Text(f"mean ± half its 95 % confidence interval; {_MORE}", style="italic")
-        pairs = [pair for pair in _COLUMNS if any(pair in figures for figures in of_output.values())]
-        chief = [column.name for column in record.primary if column.use is Use.CHIEF]
-        table = Table("", "metric", *(_COLUMNS[pair] for pair in pairs), box=SIMPLE_HEAD, padding=0, show_edge=False)
-        for i, column in enumerate(table.columns):
-            column.no_wrap, column.vertical, column.justify = True, "bottom", "right" if i > 1 else "left"
-        for output, figures in of_output.items():
-            for name in chief if output == record.outputs[0] else chief[:_OF_OTHERS]:
-                values = (figures.get(pair, {}).get(name, "").replace(" ± ", "±") for pair in pairs)
-                table.add_row(output if name == chief[0] else "", name, *values)
-        yield table
-        return
-    for output, figures in of_output.items():
-        rows = ((one.name, one.unit, *(own[one.name] for own in figures.values())) for one in _measured(record))
-        title = f"{output}: mean over replicates ± half its 95 % confidence interval"
-        yield _table(title, ["metric", "unit", *(_COLUMNS[pair] for pair in figures)], rows, 2)
+    rows = [row for row in record.rows if (row["subject"], row["reference"]) in _COLUMNS]
+    yield _means(record, rows, lambda row: _COLUMNS[row["subject"], row["reference"]], is_chief=is_chief)
     counted, meanings = record.table(COUNTERS), {column.name: column.meaning for column in record.columns[COUNTERS]}
-    names_of = [name for name in dict.fromkeys(name for row in counted for name in row) if name != "seed"]
-    if names_of:
-        means = {name: _mean_text(name, [float(row[name]) for row in counted if name in row]) for name in names_of}
-        lines = ((name, means[name], meanings.get(name, "")) for name in names_of)
-        yield _table("what the runs counted: mean over replicates", ["counter", "mean", "meaning"], lines, 3)
+    if counters := [name for name in dict.fromkeys(name for row in counted for name in row) if name != "seed" and not is_chief]:
+        values = {name: [float(row[name]) for row in counted if name in row] for name in counters}
+        lines = ((name, _mean_text(name, values[name]), meanings.get(name, "")) for name in counters)
+        yield _table(["counter", "mean", "meaning"], lines, 3, title="what the runs counted: mean over replicates")
 
 
-def _figures(record: Record, output: str) -> dict[tuple[str, str], dict[str, str]]:
-    """Each figure of an output with its interval; of finite results NaN says only that it is not defined in a replicate."""
-    figures: dict[tuple[str, str], dict[str, str]] = {}
-    for pair in _COLUMNS:
-        rows = [r for r in record.rows if r["output"] == output and (r["subject"], r["reference"]) == pair]
-        for column in _measured(record) if rows else ():
-            values = [float(row[column.name]) for row in rows]
-            values = [value for value in values if not math.isnan(value)] if record.status is Status.OK else values
-            figures.setdefault(pair, {})[column.name] = _mean_text(column.name, values)
-    return figures
+def _speed(record: Record, names: PointNames, *, is_chief: bool) -> Iterator[RenderableType]:
+    """Time in words, and a table with a column for each replicate."""
+    cells = _speed_row(record)
+    rate = f"{cells['TFLOP/s']} TFLOP/s ({cells['of matmul']} of a matrix product), " if "TFLOP/s" in cells else ""
+    yield f"{names.variant}: {cells['ms']} ms a call, {rate}{cells['MiB']} MiB, RMSE {cells['RMSE']} from golden."
+    rows = [derived(row) for row in record.rows]
+    yield "; ".join(filter(None, [record.kernel, _MORE if is_chief else ""]))
+    yield _means(record, rows, lambda row: f"seed {row['seed']}", is_chief=is_chief)
 
 
-def _measured(record: Record) -> list[Column]:
-    """The columns of figures."""
-    return [column for column in record.primary if column.use in (Use.CHIEF, Use.FIGURE)]
+def _training(record: Record, _: PointNames, *, is_chief: bool) -> Iterator[RenderableType]:
+    """How far weights and losses differ from the reference's, and the figures after some of the steps."""
+    from numdev.training.weights import MODEL, RUN
+
+    runs, cells = record.table(RUN), _training_row(record)
+    size = f"by up to {cells['max_difference']}, relative norm {cells['relative_frobenius']}"
+    ending = (
+        "have the same bits as those of its reference" if cells["same bits"] == "yes" else f"differ from its reference's {size}"
+    )
+    yield f"After {cells['step']} steps the weights of the rung {ending}."
+    names = ("held_out_loss", "baseline_held_out_loss", "seconds_per_step")
+    ours, theirs, seconds = (summary([row[name] for row in runs]).mean for name in names)
+    yield f"Loss on held-out data: {ours:.4g}, reference {theirs:.4g}; {seconds:.3g} s a step."
+    yield f"All weights of the rung against those of its reference: mean over replicates{f'; {_MORE}' if is_chief else ''}"
+    rows = [row for row in record.rows if row["tensor"] == MODEL]
+    last = sorted({row["step"] for row in rows})[-_STEPS:]
+    yield _means(record, [row for row in rows if row["step"] in last], lambda row: f"step {row['step']}", is_chief=is_chief)
+    if not is_chief:
+        own = [one for one in record.columns[RUN] if one.use in (Use.FIGURE, Use.NOTE) and "checksum" not in one.name]
+        values = ((one.name, one.unit, *(_text(row[one.name]) for row in runs), one.meaning) for one in own)
+        yield _table(["of the run", "unit", *(f"replicate {row['seed']}" for row in runs), "meaning"], values, 2)
+
+
+def _means(record: Record, rows: Rows, heading: Callable[[Mapping[str, Any]], str], *, is_chief: bool) -> Table:
+    """Figures of each output, chief ones or all, as means over replicates ± half their intervals, with a column for each heading.
+
+    In a point without NaN and Inf a figure that is NaN says only that it is not defined in a replicate.
+    """
+    chief = [column.name for column in record.primary if column.use is Use.CHIEF]
+    figures = {column.name: column.unit for column in record.primary if column.use in (Use.CHIEF, Use.FIGURE)}
+    figures |= {name: unit for name, (unit, _) in FOLLOWING.items() if name in rows[0]}
+    values: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows:
+        is_primary = row.get("output", record.outputs[0]) == record.outputs[0]
+        chosen = (chief if is_primary else chief[:_OF_OTHERS]) or _CHIEF_OF_SPEED
+        for name in chosen if is_chief else figures:
+            if isinstance(value := row.get(name), (int, float)) and not (math.isnan(value) and record.status is Status.OK):
+                values.setdefault((row.get("output", ""), name), {}).setdefault(heading(row), []).append(float(value))
+    headings = list(dict.fromkeys(map(heading, rows)))
+    lines, last = [], ""
+    for (place, name), of_line in values.items():
+        means = (_mean_text(name, of_line.get(each, [])).replace(" ± ", "±") for each in headings)
+        lines.append([place if place != last else "", name, *([] if is_chief else [figures[name]]), *means])
+        last = place
+    header = ["", "metric", *([] if is_chief else ["unit"]), *headings]
+    return _table(
+        header, lines, len(header) - len(headings), padding=(0, 1, 0, 0) if headings[2:] else (0, 2, 0, 0), show_edge=False
+    )
 
 
 def _mean_text(metric: str, values: list[float]) -> str:
@@ -271,67 +344,3 @@ def _mean_text(metric: str, values: list[float]) -> str:
     else:
         text = significant(of.mean, 3) if math.isfinite(of.mean) else f"{of.mean:g}"
     return text + (f" ± {significant(half, 1)}" if math.isfinite(half) and half else "")
-
-
-def _speed(record: Record, names: PointNames, metrics: Metrics) -> Iterator[RenderableType]:
-    """Time in words, and a table with a column for each replicate."""
-    rows = [derived(row) for row in record.rows]
-    ms, *rate, mib, rmse = _speed_cells(record)
-    words = f"{rate[0]} TFLOP/s ({rate[1]} of a matrix product), " if rate[0] else ""
-    yield f"{names.variant}: {ms} ms a call, {words}{mib} MiB, RMSE {rmse} from golden."
-    is_chief = metrics is Metrics.CHIEF
-    title = "; ".join(filter(None, [record.kernel, _MORE if is_chief else ""]))
-    figures = {column.name: (column.unit, column.meaning) for column in record.primary if column.use is Use.FIGURE} | FOLLOWING
-    shown = [name for name in (_CHIEF_OF_SPEED if is_chief else figures) if name in rows[0]]
-    lines = ((name, figures[name][0], *(_text(row[name]) for row in rows), figures[name][1]) for name in shown)
-    header = ["figure", "unit", *(f"seed {row['seed']}" for row in rows)]
-    yield _table(title, header, (line[:-1] for line in lines), 2) if is_chief else _table(title, [*header, "meaning"], lines, 2)
-
-
-def _speed_cells(record: Record) -> tuple[str, ...]:
-    row = derived(record.rows[0])
-    rate = (f"{row['tflops']:.3g}", f"{100 * row['share']:.0f} %") if math.isfinite(row["tflops"]) else ("", "")
-    return f"{1e3 * row['latency']:.3g}", *rate, f"{row['peak_bytes'] / 2**20:.3g}", f"{row['rmse']:.2g}"
-
-
-def _trained(record: Record) -> tuple[list[dict[str, Any]], int, Callable[[str, int], float]]:
-    """The rows of the runs, the last step, and the mean of a figure of all weights at a step."""
-    from numdev.training.weights import MODEL, RUN, WEIGHTS  # late: it imports every model
-
-    weights = [row for row in record.table(WEIGHTS) if row["tensor"] == MODEL]
-
-    def mean_at(name: str, step: int) -> float:
-        return summary([row[name] for row in weights if row["step"] == step]).mean
-
-    return record.table(RUN), int(max(row["step"] for row in weights)), mean_at
-
-
-def _training(record: Record, _: PointNames, metrics: Metrics) -> Iterator[RenderableType]:
-    """How far weights and losses differ from the reference's, and the figures over the steps."""
-    from numdev.training.weights import RUN
-
-    runs, last, mean_at = _trained(record)
-    if all(row["same_bits"] for row in runs):
-        yield f"After {last} steps the weights of the rung have the same bits as those of its reference."
-    else:
-        largest, relative = (mean_at(name, last) for name in ("max_difference", "relative_frobenius"))
-        yield f"After {last} steps the weights differ from the reference's by up to {largest:.3g}, relative norm {relative:.3g}."
-    names = ("held_out_loss", "baseline_held_out_loss", "seconds_per_step")
-    ours, theirs, seconds = (summary([row[name] for row in runs]).mean for name in names)
-    yield f"Loss on held-out data: {ours:.4g}, reference {theirs:.4g}; {seconds:.3g} s a step."
-    is_chief = metrics is Metrics.CHIEF
-    shown = [one.name for one in record.primary if one.use is Use.CHIEF or (one.use is Use.FIGURE and not is_chief)]
-    title = "all weights of the rung against those of its reference: mean over replicates"
-    steps = sorted({row["step"] for row in record.rows})
-    lines = ((str(step), *(_text(mean_at(name, step)) for name in shown)) for step in steps)
-    yield _table(title, ["step", *shown], lines, 0, _MORE if is_chief else "")
-    if not is_chief:
-        own = [one for one in record.columns[RUN] if one.use in (Use.FIGURE, Use.NOTE) and "checksum" not in one.name]
-        values = ((one.name, one.unit, *(_text(row[one.name]) for row in runs), one.meaning) for one in own)
-        yield _table(None, ["of the run", "unit", *(f"replicate {row['seed']}" for row in runs), "meaning"], values, 2)
-
-
-def _training_cells(record: Record) -> tuple[str, ...]:
-    runs, last, mean_at = _trained(record)
-    differences = (f"{mean_at(name, last):.3g}" for name in ("max_difference", "relative_frobenius"))
-    return str(last), *differences, "yes" if all(row["same_bits"] for row in runs) else "no"

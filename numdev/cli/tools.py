@@ -46,14 +46,12 @@ class Parser(ArgumentParser):
         form: Any = RawDescriptionHelpFormatter
         super().__init__(f"numdev {command}", None, purpose, more, formatter_class=form, allow_abbrev=False)
         self.settings = settings
-        words = [self.prog, *(f"[{name}={default or '...'}]" for name, (default, _) in settings.items())]
         if command == "compare":
-            words.insert(1, "A B")
             self.add_argument("folders", nargs="*", metavar="A B", help="two folders of results, as results= of other commands")
-        self.usage = fill(" ".join(words), 72, subsequent_indent="    ")
         group = self.add_argument_group("settings, as name=value or as --name value")
         for name, (default, text) in settings.items():
-            group.add_argument(f"--{name}", default=default, type=lambda value: value.strip("[]"), metavar="VALUE", help=text)
+            words = f"{text} (default: {default})" if default else text
+            group.add_argument(f"--{name}", default=default, type=lambda value: value.strip("[]"), metavar="VALUE", help=words)
 
     def read(self, arguments: list[str]) -> Namespace:
         """The settings and folders that these arguments give.
@@ -78,7 +76,7 @@ COMPARE = Parser(
     "compare",
     _COMPARE,
     _COMPARED,
-    study=("", "one study, or several as NAME,NAME; all unless given"),
+    study=("", "one study, or several as NAME,NAME; else all"),
     metric=("rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency of speed"),
     reference=("golden", "golden, golden_same_inputs or baseline"),
     out=("", "folder where compare.csv is written, with every comparison"),
@@ -95,7 +93,7 @@ TUNE = Parser(
     head_dims=("64,128", "head_dims, between commas"),
     masks=("none,causal", "none, causal or both"),
     n=("2048", "tokens of the problem that is timed"),
-    out=("", "file of the table; numdev/data/launch.json unless given"),
+    out=("", "file of the table; else numdev/data/launch.json"),
 )
 STUDIES = Parser("studies", "Prints the name and the title of every study.")
 
@@ -115,12 +113,12 @@ def run(command: str, arguments: list[str]) -> int:
 
 
 def _studies(_: Namespace) -> int:
-    from numdev.cli.compose import Library, config_folder
+    from numdev.cli.compose import composer, config_folder
 
-    library = Library((config_folder(),))
-    width = max(map(len, library.options("study"))) + 2
-    for name in library.options("study"):
-        print(fill(library.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
+    own = composer((config_folder(),))
+    width = max(map(len, own.options("study"))) + 2
+    for name in own.options("study"):
+        print(fill(own.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
     return 0
 
 

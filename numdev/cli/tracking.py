@@ -13,7 +13,6 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.compose import flat, written
-from numdev.cli.jobs import ended_of
 from numdev.errors import BadInput
 
 _MOST_PARAMS = 100  # of one request to MLflow
@@ -44,67 +43,47 @@ class Mlflow(Callback):
             raise BadInput("hydra/callbacks", "mlflow", "MLflow is not installed; pip install mlflow-skinny") from None
         try:
             self.client = MlflowClient(tracking_uri)
+            known = self.client.get_experiment_by_name(experiment)
+            self.experiment = str(self.client.create_experiment(experiment) if known is None else known.experiment_id)
         except MlflowException as error:
             raise BadInput("hydra.callbacks.mlflow.tracking_uri", tracking_uri, " ".join(str(error).split())) from None
-        self.experiment = experiment
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **_: Any) -> None:
         """Log the points of a job; jobs of commands that measure nothing have none."""
         from numdev.results.store import Store
 
-        ended = ended_of(job_return)
-        results = OmegaConf.select(config, "results")
-        if ended is None or results is None or "fresh" not in config:  # a report has results too
+        ended, results = job_return.return_value, OmegaConf.select(config, "results")
+        if results is None or "fresh" not in config:  # a report has results too
             return
         store = Store(Path(results))
-        experiment = self._experiment()
         for key, tags in _points(config, store, ended.key):
-            if not self.client.search_runs([experiment], f"tags.`{KEY}` = '{key}'", max_results=1):
-                self._log(experiment, store, key, tags | {"numdev.overrides": ended.job})
+            if not self.client.search_runs([self.experiment], f"tags.`{KEY}` = '{key}'", max_results=1):
+                self._log(store, key, tags | {"numdev.overrides": ended.job})
 
-    def _experiment(self) -> str:
-        """The experiment's number; another process may make it at the same time."""
-        from mlflow.exceptions import MlflowException
-
-        experiment = self.client.get_experiment_by_name(self.experiment)
-        if experiment is None:
-            try:
-                return str(self.client.create_experiment(self.experiment))
-            except MlflowException:
-                experiment = self.client.get_experiment_by_name(self.experiment)
-                if experiment is None:
-                    raise
-        return str(experiment.experiment_id)
-
-    def _log(self, experiment: str, store: Any, key: str, tags: Mapping[str, str]) -> None:
+    def _log(self, store: Any, key: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import Metric, Param, RunTag
+
+        from numdev.results.record import Use
 
         record = store.get(key)
         if record is None:
             return
         about = {KEY: key, "numdev.kind": record.kind, "numdev.operation": record.operation, "numdev.status": record.status.value}
         about |= {"numdev.reason": record.reason} if record.reason else {}
-        run = self.client.create_run(experiment, run_name=tags.get("numdev.point") or tags["numdev.overrides"] or "defaults")
+        run = self.client.create_run(self.experiment, run_name=tags.get("numdev.point") or tags["numdev.overrides"] or "defaults")
         number, now = run.info.run_id, int(1000 * time.time())
         params = [Param(name, written(value)[:_LONGEST]) for name, value in flat(record.config)]
         for start in range(0, len(params), _MOST_PARAMS):
             self.client.log_batch(number, params=params[start : start + _MOST_PARAMS])
-        metrics = [Metric(name, value, now, 0) for name, value in headline(record)]
+        metrics = []
+        for column in (column for column in record.primary if column.use is Use.CHIEF):
+            for row in record.summaries(column.name):
+                place = [str(row[name]) for name in ("output", "subject", "reference") if name in row]
+                if math.isfinite(row["mean"]):
+                    metrics.append(Metric(".".join([*place, column.name]), float(row["mean"]), now, 0))
         self.client.log_batch(number, metrics, tags=[RunTag(name, value[:_LONGEST]) for name, value in {**about, **tags}.items()])
         self.client.log_artifact(number, str(store.path / "records" / f"{key}.json"))
         self.client.set_terminated(number, "FINISHED" if metrics else "FAILED")
-
-
-def headline(record: Any) -> Iterator[tuple[str, float]]:
-    """The means over replicates of the chief metrics, without those that are NaN or infinite."""
-    from numdev.results.record import Use
-
-    for column in record.primary:
-        if column.use is Use.CHIEF:
-            for row in record.summaries(column.name):
-                place = ".".join(str(row[name]) for name in ("output", "subject", "reference") if name in row)
-                if math.isfinite(row["mean"]):
-                    yield f"{place}.{column.name}" if place else column.name, float(row["mean"])
 
 
 def _points(config: DictConfig, store: Any, key: str) -> Iterator[tuple[str, dict[str, str]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from numdev.cli.compose import Library, config_folder, study_fields
+from numdev.cli.compose import Composer, config_folder, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
 from numdev.results.study import Study
@@ -68,19 +68,19 @@ class Exactly:
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> Library:
+def library(tmp_path: Path) -> Composer:
     for name, text in FILES.items():
         path = tmp_path / f"{name}.yaml"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    return Library((config_folder(), tmp_path))
+    return Composer((config_folder(), tmp_path), "primary")
 
 
-def study(library: Library, task: dict[str, Any] | None = None, **parts: Any) -> Study:
-    return Expander(library, task or {}, name="primary").study("toy", study_fields("toy", {"title": "Toy"} | parts))
+def study(library: Composer, task: dict[str, Any] | None = None, **parts: Any) -> Study:
+    return Expander(library, task or {}).study("toy", study_fields("toy", {"title": "Toy"} | parts))
 
 
-def test_points_are_made_of_the_nodes(library: Library) -> None:
+def test_points_are_made_of_the_nodes(library: Composer) -> None:
     made = study(library, axes={"steps": ["wide", "narrow"], "problem.n": [4, 8]}, base={"variant.order": "down"})
     assert [point.variant for point in made.points] == [Mean(Steps(bits), Direction.DOWN) for bits in (24, 24, 8, 8)]
     assert [point.problem for point in made.points] == [Rows(4, 1.0), Rows(8, 1.0)] * 2
@@ -89,7 +89,7 @@ def test_points_are_made_of_the_nodes(library: Library) -> None:
     assert not any(point.refused for point in made.points)
 
 
-def test_a_variant_without_a_declaration_honours_its_own_node_and_what_that_refers_to(library: Library) -> None:
+def test_a_variant_without_a_declaration_honours_its_own_node_and_what_that_refers_to(library: Composer) -> None:
     made = study(library, axes={"variant": ["mean", "other"], "steps.bits": [8]})
     mean, other = made.points
     assert (mean.variant, mean.refused) == (Mean(Steps(8), Direction.UP), "")
@@ -106,6 +106,6 @@ def test_a_variant_without_a_declaration_honours_its_own_node_and_what_that_refe
         ({"variant": "median"}, r"variant: 'median' .*mean"),
     ],
 )
-def test_mistakes_name_the_setting(library: Library, layer: dict[str, Any], words: str) -> None:
+def test_mistakes_name_the_setting(library: Composer, layer: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
         study(library, base=layer)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from numdev.cli.claims import claims_of, plot_of
-from numdev.cli.compose import Library, config_folder, study_fields
+from numdev.cli.compose import composer, config_folder, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
 from numdev.results.claim import BASELINE, ClaimKind, ClaimStatement, Reference
@@ -159,7 +159,7 @@ def loaded(**parts: Any) -> Study:
     axes = {"problem.n": [32, 64], "step": {"none": None, "scores": {"precision.scores": "fp32"}}}
     base = {"problem.head_dim": 8, "seeds": 2}
     fields = study_fields("mine", {"title": "Mine", "base": base, "axes": axes} | parts)
-    return Expander(Library((config_folder(),))).study("mine", fields)
+    return Expander(composer((config_folder(),))).study("mine", fields)
 
 
 def test_a_study_has_its_question_and_its_claims() -> None:
@@ -187,7 +187,7 @@ def test_the_axes_are_those_of_any_scenario() -> None:
 def test_the_command_line_may_leave_one_value_of_an_axis_that_a_claim_compares() -> None:
     axes = {"problem.n": [32, 64]}
     fields = study_fields("mine", {"title": "Mine", "axes": axes, "claims": [SLOPE | {"where": {}}]})
-    made = Expander(Library((config_folder(),)), {"problem.n": 32}).study("mine", fields)
+    made = Expander(composer((config_folder(),)), {"problem.n": 32}).study("mine", fields)
     assert len(made.points) == 1
     assert len(made.claims) == 1
 
@@ -199,7 +199,7 @@ def of_command(claim: dict[str, Any], program: str, operation: str) -> tuple[str
     )
     fields = study_fields("mine", {"title": "Mine", "axes": {"rung": entries}, "claims": [{"claim": "So", **claim}]})
     name = {"train": "train", "speed": "speed"}[program]
-    return Expander(Library((config_folder(),)), program=program, name=name, operation=operation).study("mine", fields).claims
+    return Expander(composer((config_folder(),), name, operation), program=program).study("mine", fields).claims
 
 
 OF = {"kind": "ratio", "of": {"rung": "a"}, "to": {"rung": "b"}, "above": 2}

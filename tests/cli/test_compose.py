@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from numdev.cli import build
 from numdev.cli.compose import (
     Composer,
-    Library,
     PresetSource,
     Request,
     composed,
@@ -63,7 +62,7 @@ def expected(layers: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, st
             if key in VALUES and key not in settings:
                 settings[key], by[key] = value, key
         for group in (group for group, last in options.items() if last == i):
-            for key, value in flat({group: COMPOSER.library.leaf(group, layer[group])}):
+            for key, value in COMPOSER.leaf(group, layer[group]).items():
                 if key not in settings:
                     settings[key], by[key] = value, group
     return settings, by
@@ -133,8 +132,8 @@ class TestReferences:
     @pytest.mark.parametrize(
         ("settings", "words"),
         [
-            ({"a.b": "${a.c}"}, "a.b: .*there is no a.c"),
-            ({"a.b": "${a.c}", "a.c": "${a.b}"}, "refers to itself"),
+            ({"a.b": "${a.c}"}, "a.b: .*'a.c' not found"),
+            ({"a.b": "${a.c}", "a.c": "${a.b}"}, "Recursive"),
             ({"a.b": "${oc.env:NOT_SET_ANYWHERE}"}, "a.b: .*NOT_SET_ANYWHERE"),
         ],
     )
@@ -147,7 +146,7 @@ class TestFiles:
     def test_the_first_folder_that_has_a_file_counts(self, tmp_path: Path) -> None:
         (tmp_path / "study").mkdir()
         (tmp_path / "study" / "mine.yaml").write_text("title: Mine\n")
-        library = Library((config_folder(), tmp_path))
+        library = Composer((config_folder(), tmp_path))
         assert library.study("mine")["title"] == "Mine"
         assert "mine" in library.options("study")
         with pytest.raises(BadInput, match="study: 'thine' .*did you mean mine"):

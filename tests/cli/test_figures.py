@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli.figures import refuse
+from numdev.cli.commands import refuse_plot
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.results.store import Store
@@ -30,7 +30,7 @@ NAMES = ("problem.n", "precision")
 def refused(**plot: Any) -> str:
     """What is wrong with a figure; empty where nothing is."""
     try:
-        refuse(OmegaConf.create({"plot": plot}), NAMES, Deviations(ATTENTION))
+        refuse_plot(OmegaConf.create({"plot": plot}), NAMES, Deviations(ATTENTION))
     except BadInput as error:
         return str(error)
     return ""

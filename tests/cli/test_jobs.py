@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli import launch, runners
-from numdev.cli.exit_codes import Ended
-from numdev.cli.jobs import Figure, NoFigure, SweepTable
+from numdev.cli import launch, runners, show
 from numdev.errors import BadInput
 from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.speed.measurement import Speeds
@@ -51,27 +48,31 @@ class TestSweep:
         assert len(ran.err.splitlines()) == 1
 
 
-class TestTable:
-    JOBS = (("precision=bf16", "seeds=1"), ("precision=kernel_fp16", "seeds=1"))
-
-    def test_columns_are_aligned_and_what_is_common_stands_above(self) -> None:
-        table = SweepTable("measure")
-        title, names = table.header(self.JOBS, ["seeds"]).plain.splitlines()
-        assert title.endswith("; seeds=1")
-        line = table.line(self.JOBS[1], ("0.001", "0.002", "0.5 [0.4, 0.6]"), Status.OK, "1 s").plain
-        assert line.index("ok, 1 s") == names.index("status")
-        assert line.index("0.001") + len("0.001") == names.index("variant") + len("variant")
-        assert len(names) <= 80
-        without = table.line(self.JOBS[0], (), Status.UNSUPPORTED, "attention: no").plain
-        assert without.split() == ["bf16", "unsupported,", "attention:", "no"]
+def test_the_table_of_a_sweep_is_aligned_and_what_is_common_stands_above(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = {"variant": "0.001", "baseline": "0.002", "variant / baseline": "0.5 [0.4, 0.6]", "status": "ok, 1 s"}
+    failed = {"status": "unsupported, attention: no"}
+    jobs = [(("precision=bf16", "seeds=1"), failed), (("precision=kernel_fp16", "seeds=1"), figures)]
+    show.sweep("measure", jobs)
+    title, names, first, second = capsys.readouterr().out.splitlines()
+    assert title.endswith("; seeds=1")
+    assert second.index("ok, 1 s") == names.index("status") == first.index("unsupported")
+    assert second.index("0.001") + len("0.001") == names.index("variant") + len("variant")
+    assert first.split() == ["bf16", "unsupported,", "attention:", "no"]
 
 
 def test_flags_are_those_of_hydra() -> None:
-    known = {tuple(a.option_strings): a.nargs != 0 for a in get_args_parser()._actions if a.option_strings}
-    assert {names: names in launch.FLAGS_WITH_VALUE for names in (*launch.FLAGS, *launch.FLAGS_WITH_VALUE)} == known
+    known = {" ".join(a.option_strings): a.nargs != 0 for a in get_args_parser()._actions if a.option_strings}
+    assert known == dict.fromkeys(launch.FLAGS, False) | dict.fromkeys(launch.FLAGS_WITH_VALUE, True)
     texts = ["a=1", "-m", "--config-dir", "mine", "b=2", "-cn", "other", "c=3", "--info", "defaults", "--cfg=job", "--bogus"]
-    flags = {"--multirun": "", "--config-dir": "mine", "--config-name": "other", "--info": "defaults", "--cfg": "job"}
-    assert launch.split(texts) == (["a=1", "b=2", "c=3"], flags, ["--bogus"])
+    flags, unknown = launch.parsed(texts)
+    assert (flags.overrides, unknown) == (["a=1", "b=2", "c=3"], ["--bogus"])
+    assert (flags.multirun, flags.config_dir, flags.config_name, flags.info, flags.cfg) == (
+        True,
+        "mine",
+        "other",
+        "defaults",
+        "job",
+    )
 
 
 def test_the_process_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,13 +88,6 @@ def test_the_process_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         failing()
     assert (sys.argv, os.environ["THERE"], "ABSENT" in os.environ) == (before, "before", False)
-
-
-def test_what_a_job_returns_crosses_processes() -> None:
-    ended = Ended(3, "why", 0.5, "a=1", 7, "line\n")
-    figure = pickle.loads(pickle.dumps(Figure(0.5, ended)))
-    assert (figure, figure.ended) == (0.5, ended)
-    assert pickle.loads(pickle.dumps(NoFigure(ended))).ended == ended
 
 
 class TestObjective:

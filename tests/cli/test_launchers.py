@@ -55,20 +55,6 @@ def test_jobs_that_run_elsewhere_say_what_they_did(tmp_path: Path, launcher: tup
     assert len(list(Store(tmp_path / "results").records())) == 2
 
 
-@joblib
-def test_what_nobody_reads_where_it_was_printed_is_shown_once(tmp_path: Path) -> None:
-    """As where a job has an output of its own, such as the log of a batch system."""
-    sweep = [*SMALL, "tiling.bc=8,16", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    script = (
-        "from numdev.cli import launch\n"
-        "launch.outlet = lambda: ('elsewhere', 0, 0)\n"
-        f"assert launch.launch('measure', ['-m', *{sweep!r}]) == 0\n"
-    )
-    ran = python("-c", script, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
-    assert [line.split()[0] for line in jobs(ran.stdout)] == ["8", "16"], "in the order of the jobs"
-
-
 @optuna
 class TestOptuna:
     def test_minimises_a_metric_and_keeps_every_record(self, numdev: Command) -> None:

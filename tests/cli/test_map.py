@@ -36,7 +36,7 @@ def test_the_largest_error_is_that_of_the_measurement(numdev: Command, tmp_path:
     assert "out of attention=tiled precision=fp16: head 1 of 2, replicate 2, 16 x 8 elements" in ran.out
 
 
-@pytest.mark.parametrize(("output", "rows"), [("dq", 8), ("dk", 16), ("dv", 16)])
+@pytest.mark.parametrize(("output", "rows"), [("dq", 8), ("dv", 16)])
 def test_gradients(numdev: Command, tmp_path: Path, output: str, rows: int) -> None:
     ran = numdev("map", *SMALL, "problem.queries=8", "operation=attention_backward", f"output={output}", "out=m", "format=npz")
     assert (ran.code, ran.err) == (0, "")
@@ -64,17 +64,11 @@ def test_a_sweep_has_a_folder_for_each_job(numdev: Command, tmp_path: Path) -> N
     ("arguments", "field"),
     [
         (("output=dq",), "output"),
-        (("head=1",), "head"),
-        (("seed=-1",), "seed"),
         (("problem=captured", "problem.head_dim=32", "seed=24"), "seed"),
         (("subject=golden",), "subject"),
-        (("reference=exact",), "reference"),
         (("format=xlsx",), "format"),
         (("baseline=uniform",), "baseline"),
-        (("baseline.precision=fp16",), "baseline"),
         (("study=fig3",), "study"),
-        (("seeds=2",), "seeds"),
-        (("operation=training",), "operation"),
         (("softmax=fa1", "attention=exact"), "softmax"),
     ],
 )

@@ -81,49 +81,25 @@ def test_the_replicates_of_a_studys_point_move_the_bar() -> None:
     with Progress(2, on) as progress:
         progress.of("toy", 2)(0, 2, POINT)
         progress.replicates(3, 4)
-        assert progress._bar is not None
-        assert (progress._bar.tasks[0].completed, progress.done) == (0.75, 0)
-        assert progress._bar.tasks[0].description.endswith("tiling.bc=16, replicate 3 of 4")
+        assert (progress.bar.tasks[0].completed, progress.done) == (0.75, 0)
+        assert progress.bar.tasks[0].description.endswith("tiling.bc=16, replicate 3 of 4")
+        progress.within(10, 20, "replicate 0: loss 0.5, 3 steps/s")
+        assert progress.bar.tasks[0].description.endswith("3 steps/s, step 10 of 20")
 
 
-def test_a_replicate_that_takes_long_has_a_bar_of_its_own() -> None:
-    on = console(terminal=True)
-    with Progress(2, on) as progress:
-        progress.of("toy", 2)(0, 2, POINT)
-        for done in (10, 20):
-            progress.within(done, 20, "replicate 0: loss 0.5, 3 steps/s")
-        assert progress._bar is not None
-        points, steps = progress._bar.tasks
-        assert (points.completed, steps.completed, steps.total, steps.description[-9:]) == (0, 20, 20, "3 steps/s")
-        progress.within(5, 40, "reference of replicate 0: loss 0.6, 4 steps/s")
-        assert [task.completed for task in progress._bar.tasks] == [0, 5]
-        assert steps.total == 40
-
-
-def test_a_replicate_that_takes_long_gets_a_line_now_and_then_and_where_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_point_gets_lines_only_where_it_takes_long_or_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     on = console(terminal=False)
-    with Progress(1, on, unit="replicates") as progress:
+    with Progress(1, on) as progress:
         progress.within(0, 100, "replicate 0: waits for another process, which trains it")
-        for done in range(1, 101):
-            now[0] = 2.0 * done
-            progress.within(done, 100, "replicate 0: loss 0.5")
-    text = " ".join(printed(on))  # of lines as wide as the console
-    assert text.startswith("0/1 replicates, 0 s  replicate 0: waits for another process, which trains it")
-    assert re.findall(r"step (\d+) of 100", text) == ["0", "30", "60", "90"]
-
-
-def test_one_point_gets_lines_only_where_it_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    on = console(terminal=False)
-    with Progress(10, on, unit="replicates") as progress:
         for done in range(1, 11):
             now[0] = 25.0 * done
+            progress.within(done, 100, "replicate 0: loss 0.5")
             progress.replicates(done, 10)
-    assert printed(on)[0] == "3/10 replicates, 75 s, about 175 s left"
-    assert len(printed(on)) == 3
+    text = " ".join(printed(on))  # of lines as wide as the console
+    assert text.startswith("0/1 points, 0 s  replicate 0: waits for another process, which trains it")
+    assert re.findall(r"step (\d+) of 100", text) == ["0", "3", "6", "9"]
 
 
 @pytest.mark.parametrize("words", [("seeds=3",), ("study=toy", "seeds=3", "precision=bf16", "tiling.bc=8")])

@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from rich.console import Console
@@ -140,8 +141,6 @@ class TestDryRun:
         assert "are free on cpu; use " in ran.err
 
     def test_coefficients_are_those_of_the_times(self) -> None:
-        import numpy as np
-
         sizes = np.array([[1.0, 2.0, 4.0], [1.0, 4.0, 16.0], [1.0, 8.0, 64.0]])
         rate = Rate(_fit(sizes, sizes @ np.array([0.5, 0.25, 0.125])))
         assert rate.seconds((100.0, 10000.0)) == pytest.approx(0.5 + 25.0 + 1250.0)
@@ -176,23 +175,6 @@ class TestSettings:
         _, _, said = ran.out.partition("# precision, the format of every step:\n")
         steps = dict(line.removeprefix("#   ").split(": ", 1) for line in said.splitlines())
         assert (steps["inputs"], steps["scores"], steps["accumulator"], len(steps)) == ("bf16", "fp16", "fp32", 9)
-
-    @pytest.mark.parametrize(
-        ("line", "expected"),
-        [
-            ("tiling.order=", {f"tiling.order={name}" for name in ("forward", "reverse", "outside_in", "strided", "random")}),
-            ("attention=sdpa attention.backend=f", {"attention.backend=flash"}),
-            ("softmax.normalise=", {"softmax.normalise=each", "softmax.normalise=end"}),
-            ("problem.causal=t", {"problem.causal=true"}),
-            ("metrics=", {"metrics=chief", "metrics=all"}),
-            ("problem.n=", {"problem.n=1024"}),  # what it is: a number has no list of values
-        ],
-    )
-    def test_values_are_completed(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, line: str, expected: set[str]) -> None:
-        monkeypatch.setenv("COMP_LINE", f"numdev measure {line}")
-        ran = numdev("-sc", "query=bash")
-        assert ran.code == 0
-        assert set(ran.out.split()) == expected
 
     def test_a_syntax_error_in_ones_own_kernel_is_one_sentence(self, numdev: Command) -> None:
         Path("torn.py").write_text("import torch\ndef mine(q, k:\n    return q\n")

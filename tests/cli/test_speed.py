@@ -25,7 +25,7 @@ axes:
 def test_one_point_shows_every_figure(numdev: Command) -> None:
     ran = numdev("speed", *POINT, "attention=vanilla", "precision=fp32", "metrics=all")
     assert ran.code == 0
-    for word in ("latency", "tflops", "peak_bytes", "intensity", "rmse", "median time of one call"):
+    for word in ("latency", "tflops", "peak_bytes", "intensity", "rmse"):
         assert word in ran.out
     assert len(list(Store(Path("results/speed")).records())) == 1
     assert "already measured" in numdev("speed", *POINT, "attention=vanilla", "precision=fp32").out
@@ -75,27 +75,11 @@ def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
         (("baseline.normalise=end",), "baseline.normalise: only baseline=eager and baseline=uniform have it"),
         (("baseline=uniform",), "baseline: 'Naive' cannot be used; speed is compared between variants"),
         (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
-        (("timing.least=2",), "timing.least: 2 cannot be used"),
-        (("timing.second=1",), "timing.second"),
         (("counters=true",), "counters: True cannot be used; only a GPU counts its traffic, and the device is cpu"),
-        (("counters=2",), "counters"),
-        (("study=speed_gpu",), "study"),
-        (("attention=sdpa", "attention.backend=fast"), "attention.backend: 'fast' cannot be used"),
-        (("device=cuda",), "device: 'cuda' cannot be used"),
     ],
 )
 def test_what_cannot_be_used_is_named(numdev: Command, arguments: tuple[str, ...], words: str) -> None:
-    import torch
-
-    if arguments == ("device=cuda",) and torch.cuda.is_available():
-        pytest.skip("there is a GPU")
     ran = numdev("speed", *unless(arguments, POINT), *arguments)
     assert ran.code == 2
     assert words in ran.err
     assert len(ran.err.strip().splitlines()) == 1
-
-
-def test_help_names_the_studies(numdev: Command) -> None:
-    ran = numdev("speed", "--help")
-    assert ran.code == 0
-    assert all(name in ran.out for name in ("speed_cpu", "speed_prefill", "speed_decode", "timing.seconds"))

@@ -12,7 +12,6 @@ import pytest
 import numdev as nd
 from numdev.report.document.context import Part, context
 from numdev.report.document.pdf import TYPST, write_root
-from numdev.report.document.tables import place
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
 from tests.cli.test_cli import Command, numdev
@@ -154,11 +153,6 @@ def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numd
     assert "$" not in context([part], TYPST)["sections"][0]["title"]
     write_root([part], Path("h"), "Tiles", "A. Author")
     assert {"title": "Tiles", "author": "A. Author"}.items() <= json.loads(Path("h/data.json").read_text()).items()
-
-
-def test_a_point_that_states_nothing_has_a_name() -> None:
-    empty = pd.DataFrame({"label.n": [None, 3.0], "scenario.title": ["", ""]})
-    assert [place(row) for _, row in empty.iterrows()] == ["defaults", "n=3.0"]
 
 
 def test_a_sweep_of_speed(numdev: Command) -> None:

@@ -15,14 +15,14 @@ from numdev.api import bench
 from numdev.attention.distributions import Kind
 from numdev.attention.emulation import baseline_for
 from numdev.cli import build, expand
-from numdev.cli.compose import Library, config_folder, register
+from numdev.cli.compose import composer, config_folder, register
 from numdev.cli.main import main
 from numdev.cli.point import request_of
 from numdev.errors import BadInput
 from numdev.explorer.view import PRESETS, SOURCES, View, measured
 from numdev.results.store import Store
 
-LIBRARY = Library((config_folder(),))
+LIBRARY = composer((config_folder(),))
 
 
 def key_of_command(command: str) -> str:

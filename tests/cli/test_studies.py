@@ -6,14 +6,12 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from numdev.api import Bench, speed_bench
 from numdev.attention.distributions import Distribution
@@ -22,7 +20,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
-from numdev.cli import pooled
+from numdev.cli import studies
 from numdev.cli.progress import Progress as Bar
 from numdev.errors import BadInput, StoreError
 from numdev.measurement.runner import Runner
@@ -125,26 +123,6 @@ def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypat
     assert kept("results") == kept("whole")
 
 
-def test_a_point_that_needs_much_memory_is_measured_alone(
-    numdev: Command, several: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ("measure", "--config-dir", str(several), "study=several", "device=cpu")
-    here, runs = os.getpid(), list[object]()
-    whole = Runner.measure
-
-    def counted(self: Runner, *given: Any, **where: Any) -> Record:
-        if os.getpid() == here:
-            runs.append(given)
-        return whole(self, *given, **where)
-
-    monkeypatch.setattr(Runner, "measure", counted)
-    monkeypatch.setattr(pooled, "needed_bytes", lambda kind, problem, variant: problem.shape.keys)
-    monkeypatch.setattr(pooled, "available_bytes", lambda _: 2 * 2 * 24)  # a worker's point may need half of its share
-    assert numdev(*command, "workers=2").code == 0
-    assert len(runs) == POINTS / 3
-    assert len(list(Store(Path("results")).records())) == POINTS
-
-
 def test_gradients_and_functions_of_the_user_are_measured_by_workers(numdev: Command, toy_configs: Path) -> None:
     """Torch computes gradients on threads of its own, and a function's file lies beside the configuration."""
     Path("mine.py").write_text("def attend(q, k, v, mask, scale):\n    return (q @ k.mT * (scale or 1)).softmax(-1) @ v\n")
@@ -178,11 +156,6 @@ def test_workers_that_cannot_be_had_are_refused(numdev: Command, toy_configs: Pa
     assert words in ran.err
 
 
-def test_speed_takes_none() -> None:
-    with pytest.raises(BadInput, match="^workers: 2 cannot be used; they measure deviations, on a CPU"):
-        pooled.number(2, speed_bench("cpu"), [], alone=True)
-
-
 def point(n: int, bc: int = 8, seeds: int = 1) -> StudyPoint:
     variant = Tiled(Precision.parse("bf16"), Tiling(bc=bc))
     return StudyPoint(Problem(Distribution(), Shape(queries=n, keys=n, head_dim=4)), variant, baseline_for(variant.format), seeds)
@@ -190,62 +163,39 @@ def point(n: int, bc: int = 8, seeds: int = 1) -> StudyPoint:
 
 class TestNumber:
     BENCH = Bench(device="cpu")
-    MANY = tuple(point(1024, bc) for bc in range(1, 41))
+    MANY = tuple(point(16, bc, seeds=10) for bc in range(1, 11))
 
     @pytest.fixture(autouse=True)
     def _eight(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pooled, "usable_cores", lambda: 8)
-        monkeypatch.setattr(pooled, "available_bytes", lambda _: 1 << 40)
+        monkeypatch.setattr(studies, "usable_cores", lambda: 8)
+        monkeypatch.setattr(studies, "available_bytes", lambda _: 1 << 40)
 
-    def test_is_that_of_the_cores_where_it_is_worth_it(self) -> None:
-        assert pooled.number(None, self.BENCH, self.MANY, alone=True) == 8
-        assert pooled.number(None, self.BENCH, [point(16, bc) for bc in range(1, 41)], alone=True) == 1
-        assert pooled.number(None, self.BENCH, [point(16, bc, seeds=10) for bc in range(1, 41)], alone=True) == 8
-        assert pooled.number(None, self.BENCH, [point(16384), point(8192)], alone=True) == 2
-        assert pooled.number(None, self.BENCH, [], alone=True) == 1
+    @pytest.mark.parametrize(
+        ("workers", "points", "is_alone", "number"),
+        [
+            (None, MANY, True, 8),
+            (None, MANY, False, 1),  # beside other shards
+            (None, MANY[:2], True, 1),  # not worth it
+            (None, [], True, 1),
+            (3, MANY, False, 3),
+            (3, MANY[:2], True, 2),
+        ],
+    )
+    def test_is_that_of_the_cores_where_it_is_worth_it_or_as_set(
+        self, workers: int | None, points: Sequence[StudyPoint], is_alone: bool, number: int
+    ) -> None:
+        assert studies.processes(workers, self.BENCH, points, is_alone=is_alone) == number
 
-    def test_is_one_beside_other_shards_and_where_torch_has_threads(self) -> None:
-        assert pooled.number(None, self.BENCH, self.MANY, alone=False) == 1
-        torch.set_num_threads(2)
-        try:
-            assert pooled.number(None, self.BENCH, self.MANY, alone=True) == 1
-            with pytest.raises(BadInput, match="^workers: 2 .* with one thread each; leave out workers, or OMP_NUM_THREADS"):
-                pooled.number(2, self.BENCH, self.MANY, alone=True)
-        finally:
-            torch.set_num_threads(1)
+    def test_leaves_memory_for_the_largest_point_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(studies, "needed_bytes", lambda *_: 1 << 30)
+        monkeypatch.setattr(studies, "available_bytes", lambda _: 3 << 30)
+        assert studies.processes(None, self.BENCH, self.MANY, is_alone=True) == 3
+        assert studies.processes(8, self.BENCH, self.MANY, is_alone=True) == 3
 
-    def test_leaves_memory_for_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pooled, "available_bytes", lambda _: 3 << 30)
-        assert pooled.number(None, self.BENCH, self.MANY, alone=True) == 3
-
-    def test_is_as_stated(self) -> None:
-        assert pooled.number(3, self.BENCH, self.MANY, alone=False) == 3
-        assert pooled.number(3, self.BENCH, self.MANY[:2], alone=True) == 2
-
-
-def test_torch_has_one_thread_unless_the_user_says_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(device="cpu")
-    torch.set_num_threads(2)
-    try:
-        for stated, threads in (("", 1), ("2", 2)):
-            monkeypatch.setenv(pooled.THREADS, stated)
-            with pooled.one_thread(bench):
-                assert torch.get_num_threads() == threads
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)
-
-
-@given(st.lists(st.tuples(st.sampled_from([16, 32, 64]), st.integers(1, 3)), min_size=1, max_size=20), st.integers(1, 5))
-def test_each_point_is_in_one_task_with_others_of_its_problem(drawn: list[tuple[int, int]], count: int) -> None:
-    """And no task has more than a half of what each worker has in all, unless a point alone has more."""
-    points = [(f"key {bc}", point(n, bc, seeds)) for bc, (n, seeds) in enumerate(sorted(drawn), 1)]
-    bench = Bench(device="cpu")
-    sizes = {key: one.seeds * bench.kind.operation.workload.size(one.problem)[-1] for key, one in points}
-    tasks = pooled.tasks(points, bench, count)
-    of_tasks = [sum(sizes[key] for key, _ in task) for task in tasks]
-    assert sorted(item[0] for task in tasks for item in task) == sorted(sizes)
-    assert of_tasks == sorted(of_tasks, reverse=True)
-    for task, size in zip(tasks, of_tasks, strict=True):
-        assert len({one.problem for _, one in task}) == 1
-        assert len(task) == 1 or size <= sum(sizes.values()) / (2 * count) * (1 + 1e-9)
+    def test_is_one_for_times_and_where_torch_has_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(BadInput, match="^workers: 2 cannot be used; they measure deviations, on a CPU"):
+            studies.processes(2, speed_bench("cpu"), [], is_alone=True)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+        assert studies.processes(None, self.BENCH, self.MANY, is_alone=True) == 1
+        with pytest.raises(BadInput, match="^workers: 2 .* with one thread each; leave out workers, or OMP_NUM_THREADS"):
+            studies.processes(2, self.BENCH, self.MANY, is_alone=True)

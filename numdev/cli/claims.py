@@ -134,23 +134,24 @@ def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str], *, whole: 
         BadInput: naming the field, as in `plot.x`.
     """
     try:
-        parts = OmegaConf.to_container(OmegaConf.create(f"{{{plot.strip('{}')}}}")) if isinstance(plot, str) else plot
+        read = OmegaConf.to_container(OmegaConf.create(f"{{{plot.strip('{}')}}}")) if isinstance(plot, str) else plot
     except Exception:  # whatever the parser of YAML raises
-        parts = None
-    if not isinstance(parts, Mapping) or None in parts.values():
+        read = None
+    if not isinstance(read, Mapping) or None in read.values():
         raise BadInput("plot", plot, "give it as in x: problem.n, y: out.rmse, colour: precision")
     names = list(dict.fromkeys([*axes, *_OF_POINTS]))
     known = {"y": metrics, "reference": _REFERENCES, **dict.fromkeys(("x", "colour", "facet"), names)}
+    parts: dict[str, Any] = {str(key): value for key, value in read.items()}
     _check_names("plot", parts, _OF_PLOTS, "a figure has no such part")
     for key, value in parts.items():
         for name in value if isinstance(value, list) else [value]:
-            if name not in known[str(key)]:
+            if name not in known[key]:
                 raise BadInput(f"plot.{key}", name, one_of(name, known[key], most=12))
     for key in ("x", "y") if whole else ():
         if key not in parts:
             raise BadInput(f"plot.{key}", None, "name what stands on this axis, as in x: problem.n, y: out.rmse")
     lists = {key: [own] for key in ("colour", "facet") if (own := parts.get(key)) is not None and not isinstance(own, list)}
-    return {str(key): value for key, value in {**parts, **lists}.items() if value != []}
+    return {key: value for key, value in {**parts, **lists}.items() if value != []}
 
 
 def function(where: str, value: Any) -> str:

@@ -57,16 +57,19 @@ def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> tuple[str | 
     made: list[str | ClaimStatement] = []
     for i, own in enumerate(claims):
         where = f"claims[{i}]"
-        if not isinstance(own, (str, Mapping)):
+        if isinstance(own, str):
+            made.append(own)
+            continue
+        if not isinstance(own, Mapping):
             hint = f"give the fields of a claim, {', '.join(_FIELDS)}, or the name of one that numdev ships"
             raise BadInput(where, own, hint)
-        parts = {} if isinstance(own, str) else mapping(f"{where}.parts", own.get("parts"))
+        parts = mapping(f"{where}.parts", own.get("parts"))
         for name, part in parts.items():
             inner = f"{where}.parts.{name}"
             _check_names(inner, mapping(inner, part), _OF_A_PART, "a claim has no such field")
             whole = {key: value for key, value in own.items() if key not in ("parts", "result", "finding")}
             _claim(inner, {**whole, **mapping(inner, part)}, axes, metrics)
-        made.append(own if isinstance(own, str) else _claim(where, own, axes, metrics, needs_bounds=not parts))
+        made.append(_claim(where, own, axes, metrics, needs_bounds=not parts))
     return tuple(made)
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
-from numdev.cli.compose import Library, config_folder
+from numdev.cli.compose import composer, config_folder
 from numdev.cli.expand import Expander
 from numdev.results.store import Store
 from numdev.results.study import Study, run
 
-EXPANDER = Expander(Library((config_folder(),)))
+EXPANDER = Expander(composer((config_folder(),)))
 SCENARIOS = ("normal_end", "uniform_end", "kernel_uniform")
 BASE: dict[str, Any] = {"problem.n": 64, "problem.head_dim": 16, "tiling.br": 16, "tiling.bc": 16, "seeds": 3}
 FORMATS = ["bf16", "fp32"]  # in the scenario that stands for the paper; the others have BF16 alone
@@ -36,7 +36,7 @@ def toy(
     file: str = "",
 ) -> Study:
     """A study of numdev with a smaller base, some of its scenarios, and shorter axes, also where a scenario has its own."""
-    fields, axes = EXPANDER.library.study(file or name), axes or {}
+    fields, axes = EXPANDER.composer.study(file or name), axes or {}
     kept = {}
     for scenario in scenarios:
         own = dict(fields["scenarios"][scenario])
@@ -52,12 +52,12 @@ def toy(
 
 def title_of(scenario: str) -> str:
     """The title of a scenario of Figures 3 to 6."""
-    return str(EXPANDER.library.study("fig3")["scenarios"][scenario]["title"])
+    return str(EXPANDER.composer.study("fig3")["scenarios"][scenario]["title"])
 
 
 def validate() -> Study:
     """Two problems for kernels that run without a GPU, with the tile of their emulation."""
-    own = EXPANDER.library.study("validate")["axes"]["kernel"]
+    own = EXPANDER.composer.study("validate")["axes"]["kernel"]
     emulated = {
         name: kernel if name == "triton" else {**kernel, "tiling.bc": 16, "tiling.order": "forward"}
         for name, kernel in CPU.items()
@@ -69,7 +69,7 @@ def validate() -> Study:
 
 def kernels() -> Study:
     """The emulated policies beside kernels that run without a GPU."""
-    own = EXPANDER.library.study("kernels")["axes"]["kernel"]
+    own = EXPANDER.composer.study("kernels")["axes"]["kernel"]
     policies = {name: {**own[name], "tiling.br": 16, "tiling.bc": 16} for name in ("uniform_bf16", "kernel_bf16")}
     each = {name: {**CPU[name], "role": own[name].get("role", "subject")} for name in ("sdpa_flash", "sdpa_math", "flex")}
     return toy("kernels", ("uniform", "normal"), {"kernel": {**policies, **each}}, TILES | {"problem.heads": 1})
@@ -86,7 +86,7 @@ def studies() -> list[Study]:
         replace(fig5, claims=("fig5a", "fig5b")),
         toy("long", ("uniform", "normal", "kernel_uniform"), LENGTHS, {"attention": "tiled"}),
         *(toy(name, axes=by_setting | SRAM, base=TILES) for name in ("fig6a", "fig6b", "fig6c")),
-        toy("fa3_table3", tuple(EXPANDER.library.study("fa3_table3")["scenarios"]), base=TILES),
+        toy("fa3_table3", tuple(EXPANDER.composer.study("fa3_table3")["scenarios"]), base=TILES),
         toy("sign", ("uniform", "normal"), {"precision": ["bf16", "kernel_bf16"]}),
         validate(),
         kernels(),

@@ -101,7 +101,7 @@ def _claim(
             raise BadInput("above", None, "give a number from which on the claim holds; or give below, or both")
     except BadInput as error:
         field = error.field if error.field.startswith(where) else f"{where}.{error.field}"
-        raise BadInput(field, error.value, error.mend) from None
+        raise BadInput(field, error.value, error.hint) from None
     return claim
 
 

@@ -289,7 +289,7 @@ def refuse_plot_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Over
         try:
             refuse_plot(cfg, list(axes), runners.kind(command, cfg, own.composer.of), needs_x=not axes)
         except BadInput as error:
-            raise BadInput(error.field, error.value, f"{error.mend} (study {name})") from None
+            raise BadInput(error.field, error.value, f"{error.hint} (study {name})") from None
 
 
 def draw(drawings: Iterable[Drawing]) -> None:
@@ -309,7 +309,7 @@ def draw(drawings: Iterable[Drawing]) -> None:
             results = load(Store(drawing.results), [drawing.study])
             picture = figure_of(results, drawing.plot)
         except BadInput as error:
-            hint = f"{error.mend}; the points are kept, so numdev report plot= draws another figure of them"
+            hint = f"{error.hint}; the points are kept, so numdev report plot= draws another figure of them"
             raise BadInput(error.field, error.value, hint) from None
         path = drawing.out / drawing.study
         picture.write(path)

@@ -256,11 +256,6 @@ class TestPoint:
         assert (shown["problem"]["head_dim"], shown["tiling"]["bc"]) == (32, 16)
         assert numdev("measure", "--info", "defaults").code == 0
 
-    def test_interpolates(self, numdev: Command) -> None:
-        assert numdev("measure", *SMALL, "tiling.bc=${problem.n}").code == 0
-        (found,) = Store(Path("results")).records()
-        assert found.config["variant"]["tiling"]["bc"] == 32
-
 
 class TestSweep:
     def test_prints_one_line_for_each_point(self, numdev: Command) -> None:
@@ -327,12 +322,6 @@ class TestStudy:
         assert "6 already there" in again.out
         manifest = Store(Path("results")).studies()["toy"]
         assert manifest["points"][0]["labels"] == {"precision": "bf16", "tiling.bc": 8}
-
-    def test_the_command_line_stands_above_it(self, numdev: Command, toy_configs: Path) -> None:
-        numdev("measure", "--config-dir", str(toy_configs), "study=toy", "precision=fp32", "tiling.bc=4", "seeds=2")
-        (found,) = Store(Path("results")).records()
-        assert found.config["variant"]["precision"]["name"] == "fp32"
-        assert (found.config["variant"]["tiling"]["bc"], found.config["seeds"]) == (4, 2)
 
     def test_scenarios_that_the_command_line_contradicts_are_left_out_and_named(self, numdev: Command, toy_configs: Path) -> None:
         two = "scenarios: {even: {title: uniform inputs, problem: uniform}, bell: {title: normal inputs, problem: normal}}\n"

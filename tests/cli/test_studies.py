@@ -35,9 +35,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are for
 WHOLE = """\
 title: Several problems
 base: {problem.head_dim: 8, seeds: 1}
-axes: {precision: [bf16, fp32], problem.n: [16, 24, 32], attention: [tiled, triton]}
+axes: {precision: [bf16, fp32], problem.n: [16, 24], attention: [tiled, triton]}
 """
-POINTS = 12  # of which triton cannot run half without a GPU
+POINTS = 8  # of which triton cannot run half without a GPU
 
 
 def kept(results: str) -> dict[str, bytes]:
@@ -74,7 +74,7 @@ def test_points_that_are_there_are_left_and_studies_share_them(numdev: Command, 
     assert numdev(*one, "problem.n=16").code == 0
     first = next((Path("results") / "records").glob("*.json"))
     before = first.stat().st_mtime_ns
-    assert "8 measured in" in (ran := numdev(*one)).out
+    assert "4 measured in" in (ran := numdev(*one)).out
     assert "4 already there" in ran.out
     assert first.stat().st_mtime_ns == before
     assert f"{POINTS} measured in" in numdev(*one, "fresh=true").out
@@ -105,7 +105,7 @@ def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypat
 
     def interrupted(self: Bar, done: int, text: str = "") -> None:
         shown(self, done, text)
-        if done >= 5:
+        if done >= 4:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Bar, "point", interrupted)
@@ -115,7 +115,7 @@ def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypat
     words = ran.err.splitlines()[-1]
     kept_points = int(words.removeprefix("interrupted; ").split()[0])
     assert words == f"interrupted; {kept_points} points kept, run the same command to continue"
-    assert len(list(Store(Path("results")).records())) >= kept_points >= 5
+    assert len(list(Store(Path("results")).records())) >= kept_points >= 4
     assert not list(Path("results").rglob("*.tmp"))
     assert not multiprocessing.active_children()
     monkeypatch.setattr(Bar, "point", shown)

@@ -66,7 +66,8 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     if record is None or not already:
         text = f"job {hydra.job.num + 1}" if in_sweep else ""
         with Progress(1, ERRORS, live=has_own_terminal(), text=text) as bar:
-            where: Where = {"folder": store.work(key), "shared": store.shared, "on_replicate": bar.replicates, "within": bar.within}
+            where: Where = {"folder": store.work(key), "shared": store.shared}
+            where |= {"on_replicate": bar.replicates, "within": bar.within}
             record = bench.measure(*point.parts, **where)
         store.put(record)
     sweep = _keep(store, job, cfg, expander, request, (bench, record))

@@ -175,7 +175,7 @@ def test_an_operation_declares_itself_to_measurements_and_results_alone() -> Non
 
 
 # What the kernels may know of attention: value objects, and nothing that computes attention.
-VALUES = tuple(f"attention.{name}" for name in ("accepts", "mask", "operations", "precision", "softmax", "tiling"))
+VALUES = tuple(f"attention.{name}" for name in ("accepts", "mask", "precision", "softmax", "tiling"))
 
 
 def test_kernels_and_value_objects_know_value_objects_alone() -> None:

@@ -38,6 +38,10 @@ from numdev.errors import BadInput, NotHonoured
 from numdev.lazy import torch
 from numdev.settings import Overruled, changes, converted, memoised, setting, types_of
 
+Row = tuple[str, Operation, str, str]
+"""The step whose cast rounds an operation, its kind, and the steps in whose formats its operands are."""
+CONSTANT, SAVED = "", "saved"  # operands of no step: a number, and what another pass left, which may be any number of the carrier
+
 FORMATS = tuple(fmt for fmt in CATALOGUE.values() if not fmt.is_integer)
 """The formats whose presets have a name."""
 
@@ -72,6 +76,8 @@ class Policy:
     """Steps whose results a kernel stores, or multiplies on tensor cores, in the format of its tensors."""
     SHIPPED: ClassVar[Mapping[str, Callable[[], Policy]]] = {}
     """Policies of kernels that ship, by name."""
+    operations: ClassVar[Mapping[str, Row]] = {}
+    """The elementary operations of the algorithm, by name."""
 
     _: KW_ONLY
     preset: InitVar[str] = setting(
@@ -173,6 +179,31 @@ class Policy:
         narrow = all(c == _FP32 or (c.to.precision <= 11 and FP32.covers(c.to)) for c in self.casts())
         return torch.float32 if narrow else torch.float64
 
+    def operation(self, name: str, carrier: torch.dtype, constant: float = 1.0) -> RoundedOnce:
+        """One of `operations` in a carrier; `constant` is its second operand where that is of no step."""
+        step, kind, left, right = self.operations[name]
+        first, second = (format_of(carrier) if of == SAVED else self._cast(of).to if of else constant for of in (left, right))
+        assert not isinstance(first, float)
+        return RoundedOnce(kind, self._cast(step), first, second, carrier)
+
+    def is_harmless(self, step: str, carrier: torch.dtype, constants: tuple[float, ...]) -> bool:
+        """Whether the carrier's own operations, then the cast, round every operation of a step as if once.
+
+        `constants` are those that its operations meet.
+        """
+        dot = getattr(self, step)
+        if isinstance(dot, Dot) and dot.every is not None and not dot.accumulate.is_identity_on(carrier):
+            return False
+        names = [name for name, (own, *_) in self.operations.items() if own == step]
+        return all(self.operation(name, carrier, constant).is_harmless for name in names for constant in (1.0, *constants))
+
+    def _cast(self, step: str) -> Cast:
+        """The one cast of a step whose numbers are rounded one by one."""
+        own: Step = getattr(self, step)
+        cast = own.accumulate if isinstance(own, Dot) else own
+        assert isinstance(cast, Cast), "a microscaled P is not rounded number by number"
+        return cast
+
     @property
     def is_random(self) -> bool:
         """Whether a step rounds stochastically."""
@@ -247,6 +278,28 @@ class Precision(Policy):
 
     WIDE = ("exponential", "rescale", "row_sum")
     STORED = ("inputs", "probabilities", "output")
+    operations: ClassVar[Mapping[str, Row]] = {
+        "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
+        "shift ties": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
+        "shift scores": ("exponential", Operation.SUBTRACT, "scores", "scores"),
+        "share": ("exponential", Operation.DIVIDE, "exponential", "row_sum"),
+        "fall of the maximum": ("rescale", Operation.SUBTRACT, "scores", "scores"),
+        "weigh sum": ("row_sum", Operation.MULTIPLY, "row_sum", "rescale"),
+        "add sums": ("row_sum", Operation.ADD, "row_sum", "row_sum"),
+        "unscale sum": ("row_sum", Operation.DIVIDE, "row_sum", CONSTANT),
+        "scale probabilities": ("probabilities", Operation.MULTIPLY, "exponential", CONSTANT),
+        "unscale values": ("values", Operation.DIVIDE, "values", CONSTANT),
+        "rescale output": ("accumulator", Operation.MULTIPLY, "accumulator", "rescale"),
+        "weigh output": ("accumulator", Operation.MULTIPLY, "accumulator", "row_sum"),
+        "weigh values": ("accumulator", Operation.MULTIPLY, "values", "rescale"),
+        "accumulate": ("accumulator", Operation.ADD, "accumulator", "values"),
+        "accumulate weighed": ("accumulator", Operation.ADD, "accumulator", "accumulator"),
+        "normalise": ("accumulator", Operation.DIVIDE, "accumulator", "row_sum"),
+        "unscale maximum": ("row_sum", Operation.DIVIDE, "scores", CONSTANT),
+        "log sum": ("row_sum", Operation.ADD, "scores", "row_sum"),
+        "distance of splits": ("rescale", Operation.SUBTRACT, "row_sum", "row_sum"),
+        "add weight": ("row_sum", Operation.ADD, "row_sum", "rescale"),
+    }
 
     inputs: Cast | Quantised = _step("q, k and v as the algorithm receives them", overruled=Overruled(("quantise.to",)))
     scores: Dot = _step("S, the product Q K^T and its scaling" + _PER_TILE)
@@ -314,6 +367,26 @@ class BackwardPrecision(Policy):
 
     WIDE = ("exponential", "delta", "difference")
     STORED = ("inputs", "probabilities", "ds", "output")
+    operations: ClassVar[
+        Mapping[str, Row]
+    ] = {  # "stored" is P as the forward pass stored it, the step `exponential` P as it is recomputed
+        "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
+        "scale lse": ("exponential", Operation.MULTIPLY, SAVED, CONSTANT),
+        "shift scores": ("exponential", Operation.SUBTRACT, "scores", SAVED),
+        "weigh output": ("delta", Operation.MULTIPLY, "inputs", SAVED),
+        "weigh dp": ("delta", Operation.MULTIPLY, "dp", "exponential"),
+        "weigh dp by stored": ("delta", Operation.MULTIPLY, "dp", SAVED),
+        "add delta": ("delta", Operation.ADD, "delta", "delta"),
+        "shift dp": ("difference", Operation.SUBTRACT, "dp", "delta"),
+        "weigh difference": ("difference", Operation.MULTIPLY, "difference", "exponential"),
+        "weigh difference by stored": ("difference", Operation.MULTIPLY, "difference", SAVED),
+        "scale ds": ("ds", Operation.MULTIPLY, "ds", CONSTANT),
+        "add dq": ("dq_sum", Operation.ADD, "dq_sum", "dq"),
+        "add dk": ("dk_sum", Operation.ADD, "dk_sum", "dk"),
+        "add dv": ("dv_sum", Operation.ADD, "dv_sum", "dv"),
+        "scale dq": ("dq_sum", Operation.MULTIPLY, "dq_sum", CONSTANT),
+        "scale dk": ("dk_sum", Operation.MULTIPLY, "dk_sum", CONSTANT),
+    }
 
     inputs: Cast = _step("q, k, v and dO as the backward pass receives them")
     scores: Dot = _step("S, the product Q K^T computed again, and its scaling" + _AT_END)

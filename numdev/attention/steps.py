@@ -7,10 +7,10 @@ is never rounded, saturated or subtracted, and its exponential is 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from numdev.arithmetic.elementary import RoundedOnce
 from numdev.arithmetic.noise import Noise
 from numdev.arithmetic.products import visible_product
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, Row, operation
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential
 
@@ -39,8 +38,6 @@ class CommonSteps(Generic[AnyPrecision]):
 
     All tensors are in the carrier. From the noise stochastic rounding takes its random numbers; None is without it.
     """
-
-    table: ClassVar[Mapping[str, Row]]
 
     precision: AnyPrecision
     carrier: torch.dtype
@@ -61,7 +58,7 @@ class CommonSteps(Generic[AnyPrecision]):
         constant = y if isinstance(y, float) else 1.0
         key = name, constant
         if key not in self._known:
-            self._known[key] = operation(self.precision, self.carrier, name, constant, self.table)
+            self._known[key] = self.precision.operation(name, self.carrier, constant)
         return self._known[key](x, y, self.noise)
 
     @cached_property
@@ -91,8 +88,6 @@ class CommonSteps(Generic[AnyPrecision]):
 @dataclass(frozen=True)
 class Steps(CommonSteps[Precision]):
     """The steps of the forward pass."""
-
-    table: ClassVar[Mapping[str, Row]] = OPERATIONS
 
     def shift_tied(self, beta: float | None) -> Function:
         """`beta m`, in the format of the scores, for a tied maximum."""
@@ -171,8 +166,6 @@ class Steps(CommonSteps[Precision]):
 @dataclass(frozen=True)
 class BackwardSteps(CommonSteps[BackwardPrecision]):
     """The steps of the backward pass."""
-
-    table: ClassVar[Mapping[str, Row]] = BACKWARD_OPERATIONS
 
     def lse(self, lse: Tensor, exponential: Exponential) -> Tensor:
         """LSE in the units of the scores: times log2(e) where the exponential is binary."""

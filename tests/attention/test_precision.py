@@ -23,8 +23,7 @@ from numdev.arithmetic.microscale import MICROSCALED
 from numdev.arithmetic.products import product, visible_product
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast, Overflow
-from numdev.attention.operations import BACKWARD_OPERATIONS, SAVED, is_harmless, operation
-from numdev.attention.precision import BackwardPrecision, Policy, Precision
+from numdev.attention.precision import SAVED, BackwardPrecision, Policy, Precision
 from numdev.errors import BadInput
 from tests.cases import draw
 from tests.oracles.table import exactly_scaled, round_exactly
@@ -305,10 +304,10 @@ def test_scaled_queries_draw_other_random_numbers_than_the_queries() -> None:
 def test_what_a_pass_saved_may_be_any_number() -> None:
     """So a product with it takes the careful way, whatever the formats of the policy are."""
     policy = BackwardPrecision.uniform(BF16)
-    names = [name for name, (_, _, _, right) in BACKWARD_OPERATIONS.items() if right == SAVED]
+    names = [name for name, (_, _, _, right) in policy.operations.items() if right == SAVED]
     assert len(names) == 4
     for name in names:
-        assert not operation(policy, torch.float32, name, 1.0, BACKWARD_OPERATIONS).is_harmless
-    assert is_harmless(policy, torch.float32, "dq_sum", (), BACKWARD_OPERATIONS)
-    assert not is_harmless(policy, torch.float32, "delta", (), BACKWARD_OPERATIONS)
-    assert is_harmless(BackwardPrecision.kernel(BF16), torch.float32, "delta", (0.3,), BACKWARD_OPERATIONS)
+        assert not policy.operation(name, torch.float32).is_harmless
+    assert policy.is_harmless("dq_sum", torch.float32, ())
+    assert not policy.is_harmless("delta", torch.float32, ())
+    assert BackwardPrecision.kernel(BF16).is_harmless("delta", torch.float32, (0.3,))

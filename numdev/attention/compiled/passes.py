@@ -26,7 +26,7 @@ LOG = logging.getLogger("numdev")
 # A cast, and whether the operation before it needs care (`numdev.arithmetic.elementary`): a row of int32.
 KIND, SHIFT, LOW, HIGH, TOP, ABOVE, CAREFUL, FIELDS = range(8)
 NOTHING, ON_BITS, BY_ADDER = range(3)
-# Operations, by the names of `numdev.attention.operations`, and the casts that follow no operation.
+# Operations, by the names of `Policy.operations`, and the casts that follow no operation.
 SCALE_S, SHIFT_S, WEIGH_SUM, ADD_SUMS, RESCALE_O, WEIGH_O, ACCUMULATE, NORMALISE = range(8)
 ROUND_S, ROUND_E, ROUND_P, ROUND_V = range(8, 12)
 # Those of the backward pass alone.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +20,6 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.compiled import passes as at
 from numdev.attention.counters import BackwardCounters, can_saturate
 from numdev.attention.mask import Mask
-from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, Row, operation
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.recurrence import BackwardRun, Rows, Run, through
 from numdev.attention.softmax import Normalise, OnlineSoftmax
@@ -85,10 +84,9 @@ def recipe(precision: Precision | BackwardPrecision, softmax: OnlineSoftmax | No
     """The arrays of a run, forward with the recurrence `softmax`; `factor` is that of the scores in the exponential's units."""
     rows, settings = np.zeros((at.OPERATIONS, at.FIELDS), np.int32), np.zeros(at.SETTINGS)
     assert isinstance(precision.probabilities, Cast), "a microscaled P is left to tensor operations"
-    table: Mapping[str, Row] = OPERATIONS if isinstance(precision, Precision) else BACKWARD_OPERATIONS
     operations, products = _FORWARD if isinstance(precision, Precision) else _BACKWARD
     for place, name in operations.items():
-        once = operation(precision, torch.float32, name, factor if place == at.SCALE_S else 1.0, table)
+        once = precision.operation(name, torch.float32, factor if place == at.SCALE_S else 1.0)
         rows[place] = encode(once.cast, careful=not once.is_harmless)
     for place, step in products.items():
         dot: Dot = getattr(precision, step)

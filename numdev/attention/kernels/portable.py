@@ -23,7 +23,6 @@ from numdev.attention.kernels.casts import INSTEAD, spec
 from numdev.attention.kernels.forward import Sizes, Tile, View
 from numdev.attention.kernels.launch import TABLES, Launch, Launches, block_side, held_dtype, interpreting
 from numdev.attention.mask import Mask
-from numdev.attention.operations import BACKWARD_OPERATIONS, OPERATIONS, is_harmless
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import DeltaForm, Maximum, Normalise, OnlineSoftmax, Recompute, SumOver
 from numdev.attention.tiling import KernelLaunch, Order, Tiling
@@ -183,10 +182,9 @@ def _policy(precision: Precision | BackwardPrecision, constants: tuple[float, ..
     """The steps of a pass; `constants` multiply or divide in some of them."""
     is_backward, specs = isinstance(precision, BackwardPrecision), []
     policy: Any = backward.Policy if is_backward else forward.Policy
-    table = BACKWARD_OPERATIONS if is_backward else OPERATIONS
     for name in policy._fields:
         step, formats = getattr(precision, name), _formats_of(precision)
-        once = not is_harmless(precision, torch.float32, name, constants, table)
+        once = not precision.is_harmless(name, torch.float32, constants)
         cast, every = (step.accumulate, step.every or 0) if isinstance(step, Dot) else (step, 0)
         product = casts.FP32_OPERANDS.value
         if name in _OPERANDS:

@@ -1,10 +1,11 @@
-"""Single results: the error of every element as table, map and histogram; total and arithmetic error; two side by side."""
+"""Single results: the error of every element as table, map and histogram, and two results side by side."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -20,12 +21,11 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import METRICS
-from numdev.report.figures.marks import TITLE, Dot, draw_rows, highest, legend, lowest, page, replicates, swatch
+from numdev.report.figures.marks import TITLE, Dot, draw_rows, highest, lowest, page, replicates, swatch
 from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, compared, of, ordered
+from numdev.report.reading.scenarios import compared
 from numdev.report.reading.wording import Wording
 from numdev.report.statistics import Interval, significant
-from numdev.results.manifest import EntryRole
 
 ROW, COLUMN = "row", "column"
 _ERROR_COLOURS = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
@@ -34,7 +34,7 @@ _BINS = 121  # odd, so that one bin is centred at zero
 _SUBJECTS = {"variant": "measured", "baseline": "baseline"}
 _REFERENCES = {"golden": ("total error", BLUE), "golden_same_inputs": ("arithmetic error", VERMILION)}
 _BROKEN = "NaN, Inf or not measured"
-_SHIFT = 0.21  # of the two errors of one subject, apart from its line: so far that their figures do not overlap
+_SHIFTS = {"golden": -0.21, "golden_same_inputs": 0.21}  # of the errors of one subject: their figures do not overlap
 
 
 def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "rows columns"], fmt: Format) -> pd.DataFrame:
@@ -120,85 +120,7 @@ def _end_of(error: NDArray[np.float64]) -> float:
     return float(np.quantile(finite, _SHOWN, method="higher")) or 1.0 if finite.size else 1.0
 
 
-def _axis_of(metric: str) -> str:
-    return f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}"
-
-
-def _dot(row: float, value: Interval | None, shade: str, *, log: bool = False) -> Dot:
-    """A dot with its value behind it."""
-    known = value is not None and math.isfinite(value.estimate)
-    text = significant(value.estimate) if value is not None and known else ""
-    return Dot(row, value, shade, text, "0" if known and log else _BROKEN)
-
-
-def _both_errors(rows: pd.DataFrame, metric: str) -> list[tuple[int, str, Interval | None]]:
-    """Each subject's place, the reference, and the figure of each comparison with golden."""
-    pairs = [(place, subject, reference) for place, subject in enumerate(_SUBJECTS) for reference in _REFERENCES]
-    return [(place, ref, replicates(compared(rows, subject, ref), metric)) for place, subject, ref in pairs]
-
-
-def _dots_of(rows: pd.DataFrame, metric: str, first: int = 0) -> list[Dot]:
-    shift = dict(zip(_REFERENCES, (-_SHIFT, _SHIFT), strict=True))
-    return [_dot(first + i + shift[ref], one, _REFERENCES[ref][1]) for i, ref, one in _both_errors(rows, metric)]
-
-
 _KEYS = {words: swatch(shade) for words, shade in _REFERENCES.values()}
-
-
-@laid_out
-def total_and_arithmetic(rows: pd.DataFrame, metric: str = "max_difference") -> Figure:
-    """Total error (from golden on the unrounded inputs) beside arithmetic error (from golden on the rounded ones).
-
-    Dots of the variant and of its baseline: geometric means over seeds with 95 % intervals. `rows` are those of one
-    record, `pd.DataFrame(record.rows)`.
-    """
-    figure = page(1.7)
-    axes = figure.add_subplot()
-    low, high, log = _span([one for *_, one in _both_errors(rows, metric) if one is not None])
-    draw_rows(axes, list(_SUBJECTS.values()), _dots_of(rows, metric), log=log)
-    axes.set_xlim(low, high)
-    axes.set_xlabel(_axis_of(metric))
-    legend(figure, _KEYS, 2)
-    return figure
-
-
-@laid_out
-def blame(rows: pd.DataFrame, metric: str = "max_difference", axis: str = "step") -> Figure:
-    """The total error with one thing changed at a time, such as one step of a policy in another format: a dot for each change.
-
-    Geometric means over seeds with 95 % intervals, on a log axis. The legend has the titles of the scenarios. A dashed line is
-    the control that the study declares, in which nothing is changed.
-
-    Args:
-        rows: of a study of one scenario or two, with an axis of changes.
-        metric: of `Deviation`.
-        axis: the label that names what was changed; its control has `roles={axis: EntryRole.CONTROL}`.
-
-    Raises:
-        BadInput: if the rows have no such label, or more scenarios than two.
-    """
-    total, label = compared(rows, reference="golden"), f"{LABEL}{axis}"
-    if label not in total:
-        known = [str(name) for name in total if str(name).startswith(LABEL)]
-        raise BadInput("axis", axis, f"the study has {', '.join(known) or 'no labels'}")
-    scenarios = ordered(total)
-    if len(scenarios) > 2:
-        raise BadInput("rows", f"{len(scenarios)} scenarios", "blame draws one or two; select those of interest")
-    is_control = total.reindex(columns=[f"{ENTRY_ROLE}{axis}"]).iloc[:, 0] == EntryRole.CONTROL.value
-    names = total[label][~is_control].unique().tolist()
-    figure = page(0.8 + 0.28 * len(names))
-    axes, keys, dots = figure.add_subplot(), dict[str, Any](), list[Dot]()
-    for shift, scenario, shade in zip((-0.15, 0.15) if scenarios[1:] else (0.0,), scenarios, (BLUE, VERMILION), strict=False):
-        own = of(total, scenario)
-        dots += [_dot(i + shift, replicates(own[own[label] == name], metric), shade, log=True) for i, name in enumerate(names)]
-        keys[scenario.title] = swatch(shade)
-        if (line := replicates(own[is_control[own.index]], metric)) is not None and line.estimate > 0:
-            look: dict[str, Any] = {"color": shade, "linewidth": 0.9, "linestyle": (0, (4, 2)), "zorder": 0}
-            keys[f"{scenario.title}, without the change"] = axes.axvline(line.estimate, **look)
-    draw_rows(axes, [str(name).replace("_", " ") for name in names], dots)
-    axes.set_xlabel(_axis_of(metric))
-    legend(figure, keys, 2, "outside upper center")
-    return figure
 
 
 _NARROW = 3.0  # a metric whose values differ by less than this factor has a linear axis
@@ -221,9 +143,10 @@ class Side:
         """The error of every element in units of a format."""
         return element_errors(self.out, self.golden, fmt)
 
-    def intervals(self, metric: str) -> list[Interval]:
-        """The figures of the comparisons with golden."""
-        return [one for *_, one in _both_errors(pd.DataFrame(self.rows), metric) if one is not None]
+    def intervals(self, metric: str) -> dict[tuple[str, str], Interval | None]:
+        """Total and arithmetic error of each subject: by subject and reference, geometric means over replicates."""
+        rows = pd.DataFrame(self.rows)
+        return {pair: replicates(compared(rows, *pair), metric) for pair in product(_SUBJECTS, _REFERENCES)}
 
 
 @dataclass(frozen=True)
@@ -251,7 +174,9 @@ def axes_for(sides: Sequence[Side], metric: str, fmt: Format) -> Axis:
     tables = [side.errors(fmt) for side in sides]
     u, ulp = (max(_end_of(errors[name].to_numpy()) for errors in tables) for name in ("error_u", "error_ulp"))
     smallest = 0.5 / max(map(len, tables))
-    return Axis(u, max(1.0, ulp), smallest, metric, *_span([one for side in sides for one in side.intervals(metric)]))
+    return Axis(
+        u, max(1.0, ulp), smallest, metric, *_span([one for side in sides for one in side.intervals(metric).values() if one])
+    )
 
 
 def _span(intervals: Sequence[Interval]) -> tuple[float, float, bool]:
@@ -294,7 +219,10 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
                 else:
                     own.set_ylabel(words)
             names += [f"{where}: {name}" for name in _SUBJECTS.values()]
-            dots += _dots_of(pd.DataFrame(side.rows), metric, place * len(_SUBJECTS))
+            for (subject, reference), value in side.intervals(metric).items():
+                row = place * len(_SUBJECTS) + list(_SUBJECTS).index(subject) + _SHIFTS[reference]
+                text = significant(value.estimate) if value and math.isfinite(value.estimate) else ""
+                dots.append(Dot(row, value, _REFERENCES[reference][1], text, _BROKEN))
         beside = spec[0, 1].get_position(figure)
         bar = figure.add_axes((beside.x1 + 0.015, beside.y0, 0.012, beside.height))
         figure.colorbar(image, cax=bar, extend="both", label=f"error in u, {fmt.name}")
@@ -305,7 +233,7 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
         if not axes.logarithmic:
             last.ticklabel_format(axis="x", scilimits=(-3, 4))
         last.axhline(len(_SUBJECTS) - 0.5, color=GREY, linewidth=0.5)
-        last.set_xlabel(_axis_of(metric))
+        last.set_xlabel(f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}")
         last.legend(_KEYS.values(), _KEYS, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     return figure
 

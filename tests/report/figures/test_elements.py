@@ -11,18 +11,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
 from matplotlib.text import Text
-from scipy import stats
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import NONFINITE, Deviation
-from numdev.report.figures.elements import Axis, Side, blame, element_errors, side_by_side, total_and_arithmetic
+from numdev.report.figures.elements import Axis, Side, element_errors, side_by_side
 from numdev.report.figures.theme import to_png
 from numdev.report.offered import error_histogram, error_map
 from tests.report.printed import assert_inside
-
-STEPS = ("row_sum", "output")
 
 
 def texts(figure: Figure) -> str:
@@ -32,39 +29,6 @@ def texts(figure: Figure) -> str:
 def rounded() -> tuple[Tensor, Tensor]:
     reference = torch.rand(40, 8, dtype=torch.float64) + 0.5
     return reference.bfloat16().double(), reference
-
-
-def rows(values: dict[tuple[str, str], float], label: str = "") -> pd.DataFrame:
-    """One row per seed, subject and reference; a seed multiplies the value by 1, 2 or 4."""
-    return pd.DataFrame(
-        [
-            {"seed": seed, "subject": subject, "output": "out", "primary": True, "reference": reference}
-            | dict.fromkeys(NONFINITE, 0)
-            | {"max_difference": value * 2.0**seed, "rmse": value, "label.step": label}
-            for (subject, reference), value in values.items()
-            for seed in range(3)
-        ]
-    )
-
-
-def record_rows() -> pd.DataFrame:
-    subjects, references = ("variant", "baseline"), ("golden", "golden_same_inputs")
-    keys = [(subject, reference) for subject in subjects for reference in references]
-    return rows(dict(zip(keys, (8.0, 4.0, 2.0, 1.0), strict=True)))
-
-
-NOTHING = "none"
-TITLES = {"low": "this step in BF16", "high": "this step in FP32"}
-
-
-def study_rows() -> pd.DataFrame:
-    parts = []
-    for scenario, scale in (("low", 1.0), ("high", 100.0)):
-        for place, step in enumerate((NOTHING, *STEPS)):
-            of: dict[str, Any] = {"scenario": scenario, "scenario.title": TITLES[scenario], "scenario.role": "beyond"}
-            of["role.step"] = "control" if step == NOTHING else None
-            parts.append(rows({("variant", "golden"): scale * (place + 1)}, step).assign(**of))
-    return pd.concat(parts, ignore_index=True)
 
 
 def test_a_map_shows_the_difference_in_units_of_u() -> None:
@@ -123,55 +87,6 @@ def test_elements_agree_with_the_metrics() -> None:
     assert found["error_ulp"].abs().max() == pytest.approx(metrics.max_ulp, rel=1e-12)
     worst = int(found["error"].abs().argmax())
     assert (found["row"].iloc[worst], found["column"].iloc[worst]) == metrics.max_index
-
-
-def test_total_stands_beside_arithmetic() -> None:
-    figure = total_and_arithmetic(record_rows())
-    assert dots(figure) == pytest.approx([2 * value for value in (8.0, 4.0, 2.0, 1.0)])  # the geometric mean of 1, 2 and 4 is 2
-    assert "largest difference from golden, absolute" in texts(figure)
-    assert "RMSE from golden, absolute" in texts(total_and_arithmetic(record_rows(), "rmse"))
-
-
-def dots(figure: Figure) -> list[float]:
-    """Where they stand on the axis of the metric."""
-    return [float(np.asarray(line.get_xdata())[0]) for line in figure.axes[0].lines if line.get_marker() == "o"]
-
-
-def dashed(figure: Figure) -> list[float]:
-    return [float(np.asarray(line.get_xdata())[0]) for line in figure.axes[0].lines if line.get_linestyle() == "--"]
-
-
-def test_blame_has_a_pair_of_dots_for_each_step() -> None:
-    figure = blame(study_rows())
-    assert dots(figure) == pytest.approx([4.0, 6.0, 400.0, 600.0])
-    low, high = (stats.gmean([value, 2 * value, 4 * value]) for value in (1.0, 100.0))
-    assert dashed(figure) == pytest.approx([low, high])
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["row sum", "output"]
-
-
-def test_blame_speaks_in_the_words_of_the_study() -> None:
-    """Whatever the scenarios and the control are called."""
-    legend = blame(study_rows()).legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == [
-        word for title in TITLES.values() for word in (title, f"{title}, without the change")
-    ]
-    renamed = study_rows().replace({"scenario": {"low": "a", "high": "b"}, "label.step": {NOTHING: "as it is"}})
-    assert to_png(blame(renamed)) == to_png(blame(study_rows()))
-
-
-def test_blame_refuses_what_it_cannot_draw() -> None:
-    with pytest.raises(BadInput, match=r"axis: 'policy' .*label\.step"):
-        blame(study_rows(), axis="policy")
-    four = pd.concat([study_rows(), study_rows().assign(**{"scenario.title": "another"})])
-    with pytest.raises(BadInput, match="4 scenarios"):
-        blame(four)
-
-
-@pytest.mark.parametrize("draw", [lambda: total_and_arithmetic(record_rows()), lambda: blame(study_rows())])
-def test_no_text_leaves_the_figure_and_the_bytes_repeat(draw: Callable[[], Figure]) -> None:
-    figure = draw()
-    assert_inside(figure)
-    assert to_png(figure) == to_png(draw())
 
 
 @pytest.mark.parametrize("draw", [error_map, error_histogram])

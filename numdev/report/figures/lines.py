@@ -18,9 +18,22 @@ from matplotlib.figure import Figure
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import over_column, ratio_of
 from numdev.report.figures import marks
-from numdev.report.figures.theme import BASELINE, BLACK, GREY, OUTPUT_COLOURS, PALE, POLICY_COLOURS, SMALL, TILED, colour
-from numdev.report.reading.scenarios import compared, formats, of, ordered
+from numdev.report.figures.theme import (
+    BASELINE,
+    BLACK,
+    GREY,
+    HALF_PAGE,
+    OUTPUT_COLOURS,
+    PAGE,
+    PALE,
+    POLICY_COLOURS,
+    SMALL,
+    TILED,
+    colour,
+)
+from numdev.report.reading.scenarios import compared, formats, is_sources, of, ordered
 from numdev.report.statistics import Interval, significant
+from numdev.results.manifest import Scenario
 
 _FORMAT = "format"
 _LOOKS: tuple[dict[str, Any], ...] = (  # of lines of one colour: the first is small and in front, so that the others stay visible
@@ -94,16 +107,13 @@ class Lines:
         here = rows if self.x == _FORMAT else rows[rows["format"] == fmt]
         for place, name in enumerate(self.y):
             output, _, metric = name.rpartition(".")
-            own = here[here["output"] == output].assign(primary=True) if output else here.assign(primary=True)
-            of_value = (
-                {value: own[own[self.by] == value] for value in self.names or own[self.by].dropna().unique()} if self.by else {}
-            )
-            values = [(value, mine) for value, mine in of_value.items() if len(mine)] if self.by else [("", own)]
-            for i, (value, mine) in enumerate(values):
-                shade = _SHADES.get(str(value) if self.by else output, colour(fmt) if self.x != _FORMAT else "")
+            own = here[here["output"] == output].assign(primary=True)
+            values = (self.names or own[self.by].dropna().unique()) if self.by else ("",)
+            lines = [(str(value), own[own[self.by] == value] if self.by else own) for value in values]
+            for i, (value, mine) in enumerate((value, mine) for value, mine in lines if len(mine) or not self.by):
+                shade = _SHADES.get(value if self.by else output, colour(fmt) if self.x != _FORMAT else "")
                 look = _LOOKS[(0 if shade in _SHADES.values() else i if self.by else place) % len(_LOOKS)]
-                words = str(value or name)
-                yield _Series(self.names.get(words, words), mine, metric, {**look, "color": shade or GREY})
+                yield _Series(self.names.get(value or name, value or name), mine, metric, {**look, "color": shade or GREY})
 
     def points(self, own: _Series, *, in_u: bool = False) -> list[tuple[float, Interval | None]]:
         """The values of a line at each x, ascending; None where a replicate holds NaN or Inf, or nothing was measured."""
@@ -133,29 +143,40 @@ class Lines:
         number, _, rest = value.text().partition(" ") if whole else (significant(value.estimate), "", "")
         return f"$\\propto {self.symbol}^{{{number}}}$ {rest}".strip()
 
-    def limits(self, rows: pd.DataFrame) -> tuple[float, float]:
-        """A log axis around all lines of some scenarios."""
-        values = [one for scenario in ordered(rows) for own in self.series(of(rows, scenario)) for _, one in self.points(own)]
-        units = [Format.parse(name).u for name in formats(rows)] if self.has_units else []
-        ends = (*self.at, *(self.band or ())) if self.layout == "panels" else ()
-        return marks.around(values, *units, *ends, room=0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0)
+    @property
+    def ends(self) -> tuple[float, ...]:
+        """Values that an axis of the ratio reaches."""
+        return *self.at, *(self.band or ())
 
-    def draw(self, axes: Axes, panel: marks.Panel) -> None:
+    def fill(self, grid: Sequence[Axes], rows: pd.DataFrame, scenarios: Sequence[Scenario], across: int, *, large: bool) -> None:
+        """Draws a panel for each scenario, `across` in a row, all on one vertical log axis."""
+        panels = [of(rows, scenario) for scenario in scenarios]
+        values = [value for panel in panels for own in self.series(panel) for _, value in self.points(own)]
+        units = [Format.parse(name).u for panel in panels for name in formats(panel)] if self.has_units else []
+        room = 0.14 * min(3, len(self.y)) if self.symbol or self.ratio else 0.0
+        limits = marks.around(values, *units, *(self.ends if self.layout == "panels" else ()), room=room)
+        for place, (axes, scenario, panel) in enumerate(zip(grid, scenarios, panels, strict=True)):
+            marks.log_y(axes, *limits)
+            marks.head(axes, scenario, across, 8 if large else SMALL)
+            self.draw(axes, panel, large=large)
+            axes.tick_params(labelleft=place % across == 0)
+
+    def draw(self, axes: Axes, rows: pd.DataFrame, *, large: bool) -> None:
         """The lines of a panel with their exponents, or the ratio."""
-        every = list(self.series(panel.rows))
+        every = list(self.series(rows))
         for place, own in enumerate(every):
             self._line(axes, own, place - (len(every) - 1) / 2)
-            if words := self.power(own, whole=panel.large and len(every) > 1):
+            if words := self.power(own, whole=large and len(every) > 1):
                 named = own.name if len(every) > 1 else ""
-                down = 2 + 10 * (place + bool(panel.large and self.paper))
+                down = 2 + 10 * (place + bool(large and self.paper))
                 marks.corner(axes, f"{named} {words}".strip(), down=down, color=own.look["color"])
         if self.ratio and self.layout != "panels" and self.x != _FORMAT:
-            value = self.times(panel.rows[panel.rows["format"] == self.main(panel.rows)])
-            words = "" if value is None else f"ratio {value.text() if panel.large else significant(value.estimate, 3)}"
-            marks.corner(axes, words, down=12 if panel.large else 2)
-        self._lay(axes, panel.rows, turned=not panel.large)
+            value = self.times(rows[rows["format"] == self.main(rows)])
+            words = "" if value is None else f"ratio {value.text() if large else significant(value.estimate, 3)}"
+            marks.corner(axes, words, down=12 if large else 2)
+        self._lay(axes, rows, turned=not large)
         if self.layout == "panels":
-            self._mark(axes, named=panel.large)
+            self._mark(axes, named=large)
 
     def _line(self, axes: Axes, own: _Series, shift: float) -> None:
         """Over a setting joined; over formats a dot for each, and a word where there is nothing to draw."""
@@ -198,30 +219,31 @@ class Lines:
 
     def beside(self, axes: Axes, rows: pd.DataFrame) -> None:
         """Beside the first panel: the ratio at every format, or the metric at every format in units of its u."""
-        at = {name: rows[rows["format"] == name] for name in formats(rows)}
+        over = replace(self, x=_FORMAT) if self.ratio else self
+        every, names = list[Interval | None](), list[tuple[float, float, str, str]]()
+        for place, name in enumerate(formats(rows)):
+            at, power = rows[rows["format"] == name], ""
+            if self.ratio:
+                points = [(0.0, self.times(at))]
+            else:
+                own = next(self.series(at))
+                points, power = self.points(own, in_u=True), self.power(own)
+            every += [value for _, value in points]
+            here = [(place if over.x == _FORMAT else x, value) for x, value in points if value and value.estimate > 0]
+            marks.line(
+                axes, here, elinewidth=0.8, label="_" if over.x == _FORMAT else name.upper(), marker="o", color=colour(name)
+            )
+            names += [(x, value.estimate, f"{name.upper()} {power}", colour(name)) for x, value in here[-1:]]
+        marks.log_y(axes, *marks.around(every, *(self.ends if self.ratio else ())))
+        over._lay(axes, rows)
         if self.ratio:
-            values = {name: self.times(own) for name, own in at.items()}
-            marks.log_y(axes, *marks.around(values.values(), *self.at, *(self.band or ())))
-            for place, (name, value) in enumerate(values.items()):
-                marks.line(axes, [(place, value)] if value else [], color=colour(name), marker="o")
             self._mark(axes, named=False)
-            replace(self, x=_FORMAT)._lay(axes, rows)
-        else:
-            each = {name: next(self.series(own)) for name, own in at.items()}
-            points = {name: self.points(own, in_u=True) for name, own in each.items()}
-            marks.log_y(axes, *marks.around(value for own in points.values() for _, value in own))
-            ends = []
-            for place, (name, own) in enumerate(each.items()):
-                here = [(place if self.x == _FORMAT else x, value) for x, value in points[name] if value and value.estimate > 0]
-                marks.line(axes, here, elinewidth=0.8, label=name.upper(), marker="o", color=colour(name))
-                ends += [(x, value.estimate, f"{name.upper()} {self.power(own)}", colour(name)) for x, value in here[-1:]]
-            self._lay(axes, rows)
-            if self.x != _FORMAT:
-                left, right = axes.get_xlim()
-                axes.set_xlim(left, right * (right / left) ** 0.75)
-                marks.name_ends(axes, ends, 0.09)
+        if over.x != _FORMAT:
+            left, right = axes.get_xlim()
+            axes.set_xlim(left, right * (right / left) ** 0.75)
+            marks.name_ends(axes, names, 0.09)
         axes.set_title(self.ratio_text.capitalize() if self.ratio else "Every format, in u of F", loc="left")
-        axes.set_xlabel("number format F" if self.ratio or self.x == _FORMAT else self.text[0].partition(",")[0])
+        axes.set_xlabel("number format F" if over.x == _FORMAT else self.text[0].partition(",")[0])
 
     def rows_of_scenarios(self, axes: Axes, rows: pd.DataFrame) -> None:
         """The ratio at one format, a row for each scenario in the colour of its policy."""
@@ -241,29 +263,34 @@ def draw_lines(rows: pd.DataFrame, **options: Any) -> Figure:
     at = {float(value): words for value, words in options.pop("at", {}).items()}  # whose keys are text in a manifest
     own = Lines(at=at, **options)
     rows = rows[rows["output"].isin([name.rpartition(".")[0] for name in own.y])]
-    panels = marks.by_scenario(rows, first=1 if own.layout != "panels" else None)
-    where = "" if own.x == _FORMAT else f" at {own.main(rows).upper()}"
+    scenarios, is_panels = ordered(rows), own.layout == "panels"
+    count = max(1, sum(map(is_sources, scenarios))) if is_panels else 1
+    small = [] if own.layout == "ratio" else scenarios[count:]
+    across = min(len(small), 3 if len(small) in (1, 2, 3, 5, 6, 9) else 4)  # where that leaves fewer gaps
+    down = math.ceil(len(small) / across) if small else 0
+    heights = [2.3, *([1.5 * down + 0.25] if small else [0.75 + 0.165 * len(scenarios)] if own.layout == "ratio" else [])]
+    figure = marks.page(sum(heights), HALF_PAGE if is_panels and len(scenarios) == 1 else PAGE)
+    parts: Any = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    first = parts[0].subplots(1, count if is_panels else 2, width_ratios=None if is_panels else (2, 1), squeeze=False)[0]
+    own.fill(first[:count], rows, scenarios[:count], count, large=True)
+    where = "" if own.x == _FORMAT else f"at {own.main(rows).upper()}"
+    text = f"{own.text[1]} {where}".rstrip() if is_panels else own.text[1].replace(", ", f"\n{where}, " if where else ",\n", 1)
+    if not is_panels:
+        marks.corner(first[0], own.paper, color=GREY)
+        first[0].set(xlabel=own.text[0], ylabel=text)
+        own.beside(first[1], of(rows, scenarios[0]))
+    if own.layout == "ratio":
+        own.rows_of_scenarios(parts[1].subplots(), rows)
+    elif small:
+        grid = parts[1].subplots(down, across, squeeze=False).ravel()
+        own.fill(grid[: len(small)], rows, small, across, large=False)
+        for axes in grid[len(small) :]:
+            axes.remove()
+    if is_panels or small:
+        named = figure if is_panels else parts[1]
+        named.supxlabel(own.text[0], fontsize=8)
+        named.supylabel(text, fontsize=8)
     keys = {one.name: marks.swatch("", **one.look) for one in own.series(rows)}
-    if own.layout == "panels":
-        figure = marks.draw_grid(panels, own.draw, own.limits, (own.text[0], f"{own.text[1]}{where}"))
-    else:
-        (first,), *others = panels
-        lower = 0.75 + 0.165 * len(ordered(rows)) if own.layout == "ratio" else sum(one[0].height for one in others) + 0.25
-        tall = [2.3, *([lower] if others or own.layout == "ratio" else [])]
-        figure = marks.page(sum(tall))
-        parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall, squeeze=False)
-        large, narrow = parts[0][0].subplots(1, 2, width_ratios=[2, 1])
-        marks.head(large, first, 1)
-        marks.log_y(large, *own.limits(first.rows))
-        own.draw(large, first)
-        marks.corner(large, own.paper, color=GREY)
-        text = own.text[1].replace(", ", f"\n{where.strip()}, " if where else ",\n", 1)
-        large.set(xlabel=own.text[0], ylabel=text)
-        own.beside(narrow, first.rows)
-        if own.layout == "ratio":
-            own.rows_of_scenarios(parts[1][0].subplots(1, 1), rows)
-        elif others:
-            marks.draw_grid(others, own.draw, own.limits, (own.text[0], text), parts[1][0])
     if len(keys) > 1:
         marks.legend(figure, keys, len(keys), "outside lower right")
     return figure

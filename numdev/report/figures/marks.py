@@ -12,16 +12,16 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import per_replicate
 from numdev.report.claims.verdicts import Undecidable
-from numdev.report.figures.theme import BLACK, GREY, HALF_PAGE, PAGE, PALE, SMALL
+from numdev.report.figures.theme import BLACK, GREY, PAGE, PALE, SMALL
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.scenarios import ROLES, formats, is_sources, of, ordered
+from numdev.report.reading.scenarios import ROLES, formats, of, ordered
 from numdev.report.statistics import Interval, significant, typical
 from numdev.results.manifest import Scenario
 
@@ -289,7 +289,7 @@ def rows_by_scenario(
     figure = page(0.95 + row * len(names))
     panels: Any = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)
     for axes, scenario in zip(panels[0], scenarios, strict=True):
-        head(axes, Panel(scenario.title, ROLES[scenario.role], rows, large=False), len(scenarios) + 1)
+        head(axes, scenario, len(scenarios) + 1)
         draw_rows(axes, names, dots(of(rows, scenario)), **options)
     figure.supxlabel(text, fontsize=8)
     if keys:
@@ -302,8 +302,9 @@ def grid(titles: Sequence[str], across: int, height: float, text: tuple[str, str
     down, beside = -(-len(titles) // across), min(across, len(titles))
     figure = page(0.5 + height * down, PAGE if beside > 1 else 0.65 * PAGE)
     every: list[Axes] = list(figure.subplots(down, beside, squeeze=False, **shared).flat)
-    for axes in every[len(titles) :]:
-        axes.remove()
+    for place in range(len(titles), len(every)):
+        every[place].remove()
+        every[place - beside].tick_params(labelbottom=True)  # which an axis below had, where they share it
     for axes, title in zip(every, titles, strict=False):
         axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=SMALL, fontweight="bold")
     figure.supxlabel(text[0], fontsize=8)
@@ -311,69 +312,11 @@ def grid(titles: Sequence[str], across: int, height: float, text: tuple[str, str
     return figure, every[: len(titles)]
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One set of axes: its title, what it is in words, its rows, and whether it is a large one."""
-
-    title: str
-    note: str
-    rows: pd.DataFrame
-    large: bool
-
-    @property
-    def height(self) -> float:
-        """Inches."""
-        return 2.1 if self.large else 1.5
-
-
 _CHARACTERS = 595  # of one point, bold, that stand beside one another on a page within its axes
 
 
-def head(axes: Axes, panel: Panel, beside: int) -> None:
-    """Writes the title of a panel and a note below it; `beside` panels share the width of the page."""
-    size = 8 if panel.large else SMALL
-    title = textwrap.fill(panel.title, int(_CHARACTERS / size / beside))
-    axes.set_title(title, fontsize=size, pad=12 if panel.note else 4, **TITLE)
-    axes.annotate(panel.note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
-
-
-def by_scenario(rows: pd.DataFrame, first: int | None = None) -> list[list[Panel]]:
-    """Rows of panels: large ones of the scenarios that stand for the source, or of the `first` ones, then small ones."""
-    scenarios = ordered(rows)
-    count = max(1, sum(map(is_sources, scenarios))) if first is None else first
-    panels = [Panel(one.title, ROLES[one.role], of(rows, one), place < count) for place, one in enumerate(scenarios)]
-    large, small = panels[:count], panels[count:]
-    across = 3 if len(small) in (1, 2, 3, 5, 6, 9) else 4  # where that leaves fewer gaps
-    return [*([large] if large else []), *(small[i : i + across] for i in range(0, len(small), across))]
-
-
-def draw_grid(
-    panels: list[list[Panel]],
-    draw: Callable[[Axes, Panel], None],
-    limits: Callable[[pd.DataFrame], tuple[float, float]],
-    text: tuple[str, str],
-    figure: Figure | SubFigure | None = None,
-) -> Any:
-    """Rows of panels in a figure, a new one unless given; the large ones share a vertical log axis, and so do the small ones.
-
-    `draw` fills one; `limits` are those of the vertical axis, from the rows of all panels that share it; `text` names the axes.
-    """
-    heights = [row[0].height for row in panels]
-    figure = figure or page(sum(heights) + 0.35, HALF_PAGE if len(panels) == len(panels[0]) == 1 else PAGE)
-    across = {large: max((len(row) for row in panels if row[0].large == large), default=1) for large in (True, False)}
-    spec = figure.add_gridspec(len(panels), math.lcm(*across.values()), height_ratios=heights)
-    shared: dict[bool, Axes] = {}
-    for i, row in enumerate(panels):
-        large = row[0].large
-        span = spec.ncols // across[large]
-        for j, panel in enumerate(row):
-            axes = figure.add_subplot(spec[i, j * span : (j + 1) * span], sharey=shared.get(large))
-            if large not in shared:
-                shared[large] = axes
-                log_y(axes, *limits(pd.concat([one.rows for own in panels for one in own if one.large == large])))
-            head(axes, panel, across[large])
-            draw(axes, panel)
-            axes.tick_params(labelleft=j == 0)
-    figure.supxlabel(text[0], fontsize=8)
-    figure.supylabel(text[1], fontsize=8)
-    return figure
+def head(axes: Axes, scenario: Scenario, beside: int, size: float = SMALL) -> None:
+    """Writes a scenario's title, and its role below it; `beside` panels share the width of the page."""
+    note = ROLES[scenario.role]
+    axes.set_title(textwrap.fill(scenario.title, int(_CHARACTERS / size / beside)), fontsize=size, pad=12 if note else 4, **TITLE)
+    axes.annotate(note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)

@@ -23,10 +23,10 @@ from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.report.figures.marks import (
     Dot,
     around,
+    grid,
     line,
     log_y,
     name_steps,
-    page,
     plain_ticks,
     replicates,
     rows_by_scenario,
@@ -129,20 +129,16 @@ def _draw(selection: Shown, words: Wording) -> Figure:
     scales = _scales(selection, [one for own in marks.values() for one in own.values()], words)
     looks = dict(zip(lines, _looks(lines, selection), strict=True))
     across = min(len(facets), 2 if len(facets) == 4 else _ACROSS)
-    down = math.ceil(len(facets) / across)
     names = _names(list(lines), selection, words) if selection.lines else []
-    above = _columns(names)
-    height = 0.5 + (2.6 if down == 1 else 2.0) * down + (0.13 * math.ceil(len(names) / above) if above else 0)
-    figure = page(height, PAGE if across > 1 or names else 0.72 * PAGE)
-    grid: Any = figure.subplots(down, across, sharex=scales.names is None, sharey=True, squeeze=False)
-    for axes, facet in zip(grid.flat, facets, strict=False):
+    down, above = math.ceil(len(facets) / across), _columns(names)
+    titles = [words.values(selection.facet, facet) for facet in facets]
+    up = "\n".join(textwrap.wrap(words.metric_axis(selection), 26 * down + 22))
+    shared = {"sharex": scales.names is None, "sharey": True}
+    figure, panels = grid(titles, across, 2.6 if down == 1 else 2.0, (words.axis(selection.x), up), **shared)
+    if names:  # a legend beside the panels, or above them
+        figure.set_size_inches(PAGE, figure.get_figheight() + (0.13 * math.ceil(len(names) / above) if above else 0))
+    for axes, facet in zip(panels, facets, strict=True):
         _panel(axes, {line: own for (where, line), own in marks.items() if where == facet}, looks, scales, across)
-        axes.set_title(textwrap.fill(words.values(selection.facet, facet), 90 // across), loc="left", fontweight="bold")
-    for axes in grid.flat[len(facets) :]:
-        axes.set_axis_off()
-        grid[-2][list(grid[-1]).index(axes)].tick_params(labelbottom=True)
-    figure.supylabel("\n".join(textwrap.wrap(words.metric_axis(selection), 26 * down + 22)), fontsize=8)
-    figure.supxlabel(words.axis(selection.x), fontsize=8)
     has_broken = any(_is_broken(one) for own in marks.values() for one in own.values())
     _legend(figure, dict(zip(names, looks.values(), strict=False)), ", ".join(map(words.name, selection.colour)), has_broken)
     return figure

@@ -26,8 +26,8 @@ from scipy.special import beta
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import EVERY, by_format, left_out, mean_of, over, per_replicate, select
 from numdev.report.claims.verdicts import ALIKE, LARGER, Evidence, Question, Region, Undecidable
-from numdev.report.figures.marks import OPEN, Dot, draw_rows, legend, measured, page, rows_by_scenario, swatch, titled
-from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PALE, TILED
+from numdev.report.figures.marks import OPEN, Dot, draw_rows, grid, legend, measured, page, rows_by_scenario, swatch, titled
+from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, formats, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output
@@ -135,16 +135,15 @@ def draw_attribution(rows: pd.DataFrame) -> Figure:
     shown = {step: [own.by_step[step].estimate for own in alone if step in own.by_step] for one in every for step in one.by_step}
     steps = sorted(shown, key=lambda step: max(shown[step], default=0.0), reverse=True)
     across = len(outputs) if len(outputs) > 1 else len(problems)
-    figure = page(0.7 + len(cells) // across * (0.5 + 0.155 * len(steps)))
-    grid: Any = figure.subplots(len(cells) // across, across, sharey=True, sharex=True, squeeze=False)
-    for i, ((own, output), axes) in enumerate(zip(cells, grid.flat, strict=True)):
+    titles = [f"{SYMBOLS.get(name, name)}, {_title(own)}" if len(outputs) > 1 else _title(own) for own, name in cells]
+    text = "share of the squared RMSE from golden that all steps make together", ""
+    figure, panels = grid(titles, across, 0.5 + 0.155 * len(steps), text, sharey=True, sharex=True)
+    figure.set_figwidth(PAGE)  # as wide as the legend, where there is one panel
+    for i, axes in enumerate(panels):
         draw_rows(axes, [_words(step) for step in steps], _dots(known[i], steps), log=False, at={0: ""})
-        title = f"{SYMBOLS.get(output, output)}, {_title(own)}" if len(outputs) > 1 else _title(own)
-        axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=7, fontweight="bold")
         sums = ", ".join(f"{'low' if one.adds else 'high'} {significant(one.total.estimate**2)}" for one in known[i])
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
         axes.annotate(f"sum: {sums}" if sums else "not measured", (1, 0), (-2, 3), color=GREY, fontsize=7, **place)
-    figure.supxlabel("share of the squared RMSE from golden that all steps make together", fontsize=8)
     keys = {"low format alone: largest": swatch(BLACK), "the others": swatch(GREY), "set by the tensors": swatch(PALE)}
     legend(figure, {**keys, "high format alone: removed": swatch(BLACK, **_OPEN)}, 4)
     return figure
@@ -313,8 +312,8 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     each = {scenario: ways(of(rows, scenario)) for scenario in ordered(rows)}
     tall = [0.45 + len(own) for own in each.values()]
     figure = page(0.7 + 0.3 * len(each) + 0.145 * sum(tall))
-    grid: Any = figure.subplots(len(each), 1, sharex=True, squeeze=False, height_ratios=tall)
-    for (scenario, own), axes in zip(each.items(), grid[:, 0], strict=True):
+    panels: Any = figure.subplots(len(each), 1, sharex=True, squeeze=False, height_ratios=tall)
+    for (scenario, own), axes in zip(each.items(), panels[:, 0], strict=True):
         dots = []
         for place, (made, here) in enumerate(own.items()):
             value = measured(_bias, here)

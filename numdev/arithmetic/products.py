@@ -2,7 +2,7 @@
 
 BLAS specifies no order of summation: it changes with the number of rows, columns and matrices, with the layout, the number of
 threads and the vendor of the processor. On a CPU every product is therefore composed of products of one fixed shape: blocks of
-`ROWS` rows (the last padded with zeros), sums of at most `INNER` products, and a multiple of `COLUMNS` columns; the sums of
+`ROWS` rows (the last padded with zeros), sums of 2 to `INNER` products, and a multiple of `COLUMNS` columns; the sums of
 blocks are added in order. BLAS then gets the same call for a row whatever else is computed, and a row's result depends only on
 that row and on the right operand.
 
@@ -34,6 +34,8 @@ def product(
     """`a @ b` in the carrier; `b` has the leading dimensions of `a`, the last of them 1 where matrices of `a` share it."""
     if not a.is_cpu:
         return a @ b
+    if a.shape[-1] > INNER and a.shape[-1] % INNER == 1:  # MKL adds one product alone with one rounding or two, by the strides
+        a, b = torch.nn.functional.pad(a, (0, 1)), torch.nn.functional.pad(b, (0, 0, 0, 1))
     columns, inner = b.shape[-1], a.shape[-1]
     matrices = math.prod(b.shape[:-2])  # each for as many consecutive matrices of a, whose rows it multiplies together
     left = a.reshape(matrices, -1, inner)

@@ -111,6 +111,16 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     assert torch.equal(product(a[0, -1], b[0, 0]), whole[0, -1])
 
 
+@pytest.mark.parametrize("inner", [65, 129, 193])
+def test_one_product_more_than_whole_sums_is_rounded_alike_in_every_row(inner: int) -> None:
+    """MKL on an Intel Xeon adds a single product with one rounding or with two, which depends on the strides of the operands."""
+    for rows in range(17, 97, 5):
+        a, b = torch.randn(3, 2, rows, inner), torch.randn(3, 1, inner, 20)
+        whole = product(a, b)
+        assert torch.equal(product(a[..., 7:12, :], b), whole[..., 7:12, :])
+        assert torch.equal(product(a[-1:], b[-1:]), whole[-1:])
+
+
 @pytest.mark.slow
 def test_nor_by_other_kernels_of_mkl() -> None:
     """In a process of its own with two threads: MKL chooses when it is loaded.

@@ -64,6 +64,11 @@ class Trained:
     against: str = "autocast_bf16"
     role: str = ""
 
+    @property
+    def title(self) -> str:
+        """Its label in the study."""
+        return self.label.replace("_", " ")
+
 
 def ladder(**laws: Law) -> list[Trained]:
     """The whole ladder; a law of a name replaces the one that bears the claims of the source out."""
@@ -100,7 +105,7 @@ def stored(
         made = record(f"{name}-{place}", point, seeds, _picture(path, point) if pictures else "")
         store.put(made)
         roles = {"rung": point.role} if point.role else {}
-        listed.append(stored_point(made.key, {"rung": point.label}, scenario="scenes", roles=roles))
+        listed.append(stored_point(made.key, {"rung": point.title}, scenario="scenes", roles=roles))
     manifest = manifest_of(
         name,
         "training",
@@ -121,7 +126,7 @@ def rows_of(points: list[Trained], seeds: int = 3) -> pd.DataFrame:
     """The rows of all weights together that a report reads of `stored` points, without a store."""
     rows: list[dict[str, Any]] = []
     for place, point in enumerate(points):
-        head = {"study": "fig8", "scenario": "scenes", "key": f"fig8-{place}", "label.rung": point.label}
+        head = {"study": "fig8", "scenario": "scenes", "key": f"fig8-{place}", "label.rung": point.title}
         head |= {"scenario.title": _SCENARIO.title, "scenario.role": _SCENARIO.role.value} | flatten(_config(point, seeds))
         head |= {"role.rung": point.role} if point.role else {}
         steps = [step for step in STEPS if step <= point.law.until]

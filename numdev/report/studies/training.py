@@ -39,9 +39,9 @@ from numdev.report.claims.verdicts import (
 from numdev.report.figures import marks
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
-from numdev.report.reading.scenarios import ENTRY_ROLE, of, ordered
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant, slope, typical
-from numdev.report.studies import TEXTS, operation_words
+from numdev.report.studies import operation_words
 from numdev.results.manifest import EntryRole
 
 WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
@@ -87,46 +87,16 @@ class Group(Enum):
         return group
 
 
-_BF16_ULP = 2**16  # ulps of FP32, which has 16 bits of the significand more
-
-
-def described(row: Mapping[str, Any]) -> tuple[str, Group]:
-    """The run of a row in words, such as "cuDNN" or "other initial weights", and its group.
-
-    The sham differs from its reference in nothing, and what differs in several ways is of no other group.
-    """
+def group_of(row: Mapping[str, Any]) -> Group:
+    """In what the run of a row differs: the sham in nothing, and what differs in several ways is of no other group."""
     differing = []
     for group in Group:
         own = _text(row, f"variant.{group.setting}") or group.usual
         if group.setting and own != (_text(row, f"baseline.{group.setting}") or group.usual or own):
             differing.append(group)
     if not differing:
-        return Group.SHAM.words, Group.SHAM
-    return ", ".join(_words(row, group) for group in differing), differing[0] if len(differing) == 1 else Group.OTHER
-
-
-def _words(row: Mapping[str, Any], group: Group) -> str:
-    """One difference in words; of attention the implementation, and of an emulation its precision policy."""
-    kind, policy = _text(row, "variant.attention.type"), _text(row, "variant.attention.precision.name")
-    match group:
-        case Group.FLASH if kind == "SdpaBackward":
-            backend = _text(row, "variant.attention.backend")
-            return "cuDNN" if backend == "cudnn" else f"PyTorch {backend}"
-        case Group.FLASH if kind in ("TiledBackward", "InstrumentedBackward"):
-            inside = "FP32 inside" if policy.startswith("kernel_") else f"every step in {policy.removeprefix('uniform_').upper()}"
-            return f"tiled with {inside}"
-        case Group.FLASH:
-            return TEXTS["kernels"].get(kind, kind.removesuffix("Backward"))
-        case Group.PRECISION:
-            both = (_text(row, f"{side}.numerics") for side in ("variant", "baseline"))
-            return " against ".join(TEXTS["numerics"].get(name, name) for name in both)
-        case Group.RANKS:
-            return f"{_text(row, 'variant.ranks')} processes for 1"
-        case Group.RESTART:
-            return TEXTS["restarts"].get(_text(row, "variant.restart"), group.words)
-        case Group.ULP if abs(count := float(row["variant.ulp"])) != 1:
-            return f"one weight moved by {'one ulp of BF16' if count == _BF16_ULP else f'{count:.0f} ulp'}"
-    return group.words
+        return Group.SHAM
+    return differing[0] if len(differing) == 1 else Group.OTHER
 
 
 def _text(row: Mapping[str, Any], name: str) -> str:
@@ -142,7 +112,7 @@ class Rung:
     """The runs of one point: every replicate of one difference from the reference, of all weights together.
 
     Attributes:
-        name: in words, no two alike in a scenario.
+        name: its labels in the study, no two alike in a scenario.
         is_judged: whether claims speak of it, which a study may decline.
         end: the last step of its scenario.
     """
@@ -157,6 +127,11 @@ class Rung:
     def is_exact(self) -> bool:
         """Whether every run was resumed from its checkpoint as it is."""
         return "variant.restart" in self.rows and bool((self.rows["variant.restart"] == "exact").all())
+
+    @property
+    def is_fp16(self) -> bool:
+        """Whether FP16 stands in place of the reference's precision."""
+        return self.group is Group.PRECISION and bool(self.rows["variant.numerics"].eq("autocast_fp16").all())
 
     @property
     def trained(self) -> pd.DataFrame:
@@ -216,9 +191,16 @@ def over(above: pd.Series[float], *below: pd.Series[float]) -> Interval:
 
 
 def names_of(rows: pd.DataFrame) -> dict[str, tuple[str, Group]]:
-    """Name and group of each point of one scenario by key, in the order of `Group`; names that are alike are numbered."""
-    firsts = rows.groupby("key", sort=False).head(1).to_dict("records")
-    known = {str(row["key"]): described({str(name): value for name, value in row.items()}) for row in firsts}
+    """Name and group of each point of one scenario by key, in the order of `Group`.
+
+    Its labels in the study are its name, or the words of its group where it has none; names that are alike are numbered.
+    """
+    known = dict[str, tuple[str, Group]]()
+    for row in rows.groupby("key", sort=False).head(1).to_dict("records"):
+        cells = {str(name): value for name, value in row.items()}
+        group = group_of(cells)
+        labels = [_text(cells, name) for name in cells if name.startswith(LABEL)]
+        known[str(row["key"])] = (", ".join(filter(None, labels)) or group.words, group)
     counts, seen = Counter(name for name, _ in known.values()), Counter[str]()
     for own, (name, group) in known.items():
         seen[name] += 1
@@ -361,7 +343,7 @@ def weigh_precision(rows: pd.DataFrame) -> Evidence:
     """Low-precision training moves the weights 2 to 5 times as much as flash attention; by FP16 where it was trained."""
     every = _sound(rows)
     low, flash = of_group(every, Group.PRECISION), of_group(every, Group.FLASH)
-    halves = [rung for rung in low if rung.name.startswith("FP16")] or low
+    halves = [rung for rung in low if rung.is_fp16] or low
     return _compared(low, flash, ("lower precision", "flash attention"), TIMES, f".{_stopped([*flash, *low])}", halves)
 
 
@@ -584,7 +566,7 @@ def _last(part: Any, every: Sequence[Rung]) -> None:
 
 def _band(every: Sequence[Rung]) -> tuple[float, float] | None:
     """A fifth to a half of what FP16 in place of FP32 does: where the source sees flash attention."""
-    halves = (marks.measured(one.typical_last) for one in every if one.group is Group.PRECISION and one.name.startswith("FP16"))
+    halves = (marks.measured(one.typical_last) for one in every if one.is_fp16)
     known = [half.estimate for half in halves if half is not None and half.estimate > 0]
     return (known[0] / 5, known[0] / 2) if known else None
 

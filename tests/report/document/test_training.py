@@ -82,7 +82,7 @@ def test_the_document_has_its_sections_and_tells_no_internal_name(made: tuple[Pa
     for section in shown["sections"]:
         assert section["figures"]
         (table,) = section["tables"]
-        assert table["rows"][0][0] == "the reference again (sham)"
+        assert table["rows"][0][0] == "sham"
     told = [found["claim"] for found in shown["sections"][1]["findings"]]
     assert [text.partition(":")[0] for text in told] == [CLAIMS[name].text for name in CLAIMS if name in OF_8]
     assert any(text.endswith(": not measured.") for text in told)  # no run saw the data in another order

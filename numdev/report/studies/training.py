@@ -290,7 +290,7 @@ def _listed(values: Mapping[str, Interval]) -> str:
     """The one value, or each behind its name."""
     if len(values) == 1:
         return next(iter(values.values())).text()
-    return ", ".join(f"{name} {one.text()}" for name, one in values.items())
+    return " and ".join(f"{name} {one.text()}" for name, one in values.items())  # names have commas
 
 
 def _span(values: Sequence[Interval]) -> str:

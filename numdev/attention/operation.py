@@ -59,17 +59,6 @@ class AttentionWorkload(Workload):
             needed += scores * int(model.width.input) * shape.batch * shape.heads * shape.queries * shape.keys
         return needed
 
-    def size(self, problem: Problem) -> tuple[float, ...]:
-        """Rows of queries and keys, and visible pairs of the two, over heads and batch entries, times head_dim."""
-        shape = problem.shape
-        rows = shape.batch * (shape.heads * shape.queries + shape.kv_heads * shape.keys) * shape.head_dim
-        return float(rows), float(cost.operations(problem))
-
-    def smaller(self, problem: Problem, tokens: int) -> Problem:
-        """One head of one batch entry with at most so many queries and keys."""
-        queries, keys = min(problem.shape.queries, tokens), min(problem.shape.keys, tokens)
-        return _of_one_head(problem, heads=1, queries=queries, keys=keys)
-
     def cost(self, problem: Problem, variant: Implementation, output: Any, device: torch.device) -> Cost:
         """By the variant's own model of the kernel that ran."""
         return _cost(problem, variant.cost_model(output.launch), device, backward=self.backward)

@@ -70,7 +70,7 @@ def paper(cfg: DictConfig, job: Job) -> Ended:
         work.append((own.study(name, own.composer.study(name)), runners.runner("paper", cfg, own.composer.of)))
     _refuse_folders(cfg, cfg.studies)
     if cfg.dry_run:
-        return studies.dry_run(work, cfg, "paper")
+        return studies.dry_run(work, cfg)
     ended = studies.run(work, cfg)
     _make_report(cfg, list(cfg.studies), cfg.format)
     return ended
@@ -128,7 +128,7 @@ def _measured(cfg: DictConfig, job: Job) -> Ended:
     work, axes = [(own.study(name, fields), bench)], own.axes(fields)
     refuse_plot(cfg, list(axes), bench.kind, needs_x=not axes)
     if cfg.dry_run:
-        return studies.dry_run(work, cfg, job.command)
+        return studies.dry_run(work, cfg)
     return replace(studies.run(work, cfg), drawing=Drawing.of(cfg, name))
 
 

@@ -26,7 +26,7 @@ which step and which number format cause it
   numdev tune    [formats=bf16 ...]     pin launch settings of the Triton kernel
 
   numdev measure --help                 what can be set, and what it means
-  numdev measure ... dry_run=true       points, time, memory; measures nothing
+  numdev measure ... dry_run=true       points and memory; measures nothing
   numdev measure ... --cfg job          the settings of a command; runs nothing
   eval "$(numdev -sc install=bash)"     completion; also install=zsh or =fish
   numdev --version

@@ -58,7 +58,7 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     point, names = build.point(request), PointNames.of(request)
     key = bench.key(*point.parts)
     if cfg.dry_run:
-        return _plan(cfg, job.command, bench, key, point, names)
+        return _plan(cfg, bench, key, point, names)
     record = None if cfg.fresh else store.get(key)
     already = record is not None and record.status in DONE
     state = "measured already" if already else "not measured yet"
@@ -80,15 +80,14 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     return ended
 
 
-def _plan(cfg: DictConfig, command: str, bench: Runner, key: str, point: StudyPoint, names: PointNames) -> Ended:
+def _plan(cfg: DictConfig, bench: Runner, key: str, point: StudyPoint, names: PointNames) -> Ended:
     """What measuring the point would take."""
     from numdev.cli import plan  # late: of a dry run alone
 
     if cfg.objective is not None:
         raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
     check_memory(point.problem, bench.device, bench.kind.operation.smaller)
-    estimator = plan.estimator(command, bench, cfg.results)
-    own = plan.Plan.of([(key, point)], bench, Store(Path(cfg.results)), estimator, fresh=cfg.fresh)
+    own = plan.Plan.of([(key, point)], bench, Store(Path(cfg.results)), fresh=cfg.fresh)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         return Ended(plan=own, row=own.row() | {"status": "measured already" if own.there else "to measure"})
     output().print(names.line, style="bold", markup=False)

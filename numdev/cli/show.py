@@ -45,7 +45,7 @@ _TITLES = {
     "measure": "max_difference from golden, and variant / baseline with its 95 % interval",
     "speed": "time of one call, and its root mean square error",
     "train": "difference of the weights from those of the reference after the last step",
-    "dry_run": "estimates; nothing is measured",
+    "dry_run": "nothing is measured",
 }
 _NOT_IN_TITLE = ("dry_run", "plot", "out")  # of the settings that all jobs of a sweep share
 

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
 from numdev.errors import BadInput, NumdevError
 from numdev.machine import available_bytes, usable_cores
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
-from numdev.measurement.estimate import needed_bytes
 from numdev.measurement.runner import CACHE_BYTES, Runner
 from numdev.results.store import Store
 from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, replaced, stored
@@ -78,16 +76,14 @@ def run(work: Work, cfg: DictConfig) -> Ended:
     return Ended(worst(code_of_study(done.statuses) for done in outcomes.values()))
 
 
-def dry_run(work: Work, cfg: DictConfig, command: str) -> Ended:
+def dry_run(work: Work, cfg: DictConfig) -> Ended:
     """Show what measuring studies would take, a row for each; measures and writes nothing."""
     store, plans, seen = Store(Path(cfg.results)), dict[str, plan.Plan](), set[str]()
     with _one_thread(work[0][1]):
-        _, parts, count = _parts(work, store, cfg)
+        _, parts, _ = _parts(work, store, cfg)
         for (study, bench), part in zip(work, parts, strict=True):
-            known = plan.estimator(command, bench, cfg.results)
             left = [item for item in part.items() if item[0] not in seen]
-            one = plan.Plan.of(left, bench, store, known, fresh=cfg.fresh)
-            plans[study.name] = replace(one, seconds=one.seconds / count)
+            plans[study.name] = plan.Plan.of(left, bench, store, fresh=cfg.fresh)
             seen |= set(part)
     plan.show(plans)
     return Ended()
@@ -147,7 +143,7 @@ def processes(workers: int | None, bench: Runner, points: Sequence[StudyPoint], 
         workers = usable_cores() if is_worth_it else 1
     if workers == 1:
         return 1
-    sizes = [needed_bytes(bench.kind, point.problem, point.variant) or 1 for point in points if not point.refused]
+    sizes = [bench.kind.needed_bytes(point.problem, point.variant) or 1 for point in points if not point.refused]
     return max(1, min(workers, len(points), available_bytes(bench.device) // max(sizes, default=1)))
 
 

@@ -114,14 +114,6 @@ class Workload:
         """Memory that a call needs at least."""
         return int(problem.bytes)
 
-    def size(self, problem: Any) -> tuple[float, ...]:
-        """The quantities with which the time of a replicate grows, such as rows and pairs of a query and a key."""
-        return (float(problem.bytes),)
-
-    def smaller(self, problem: Any, tokens: int) -> Any:
-        """A problem of this kind with at most so many tokens, which is quickly measured; None where there is none."""
-        return None
-
     def cost(self, problem: Any, variant: Any, output: Any, device: torch.device) -> Cost:
         """The cost of a call that returned `output`, by a model of the variant."""
         return Cost()

@@ -6,7 +6,7 @@ import errno
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, Unpack
@@ -135,8 +135,9 @@ class Kind(ABC):
         """
         return {name: describe(part) for name, part in point._asdict().items()} | foreign(*point)
 
-    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:  # noqa: B027, most kinds need not know
-        """Problem and variant of each point that will be measured, in this order, for work that several points share."""
+    def needed_bytes(self, problem: Any, variant: Any) -> int:
+        """Memory that a point needs at least; 0 where the problem does not say."""
+        return int(getattr(problem, "bytes", 0))
 
     @abstractmethod
     def run(self, point: Point, context: Context) -> Findings:
@@ -183,10 +184,6 @@ class Runner:
     def key(self, problem: Any, variant: Any, baseline: Any = None, seeds: int | None = None) -> str:
         """The key under which `measure` files its record."""
         return self._key(self.config(problem, variant, baseline, seeds), self.environment())
-
-    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
-        """Problem and variant of the points that will be measured, in this order."""
-        self.kind.announce(points)
 
     def measure(
         self, problem: Any, variant: Any, baseline: Any = None, seeds: int | None = None, **where: Unpack[Where]

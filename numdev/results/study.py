@@ -186,9 +186,6 @@ class Measures(Protocol):
     def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
     def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, **where: Unpack[Where]) -> Record: ...
     def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record: ...
-    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
-        """Problem and variant of what will be measured, in this order."""
-        ...
 
 
 def keys_of(study: Study, bench: Measures) -> list[str]:
@@ -216,21 +213,11 @@ def run(
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
     `keys` are those of the points, where they are at hand.
     """
-    work, outcome, seen = begin(study, bench, store, shard, keys), Outcome(), dict[str, PointEnded]()
-
-    def ended(key: str) -> PointEnded | None:
-        """How a point ended, from one reading of its record; one that lacks may come from another process in the meantime."""
-        if not fresh and key not in seen and (point_ended := stored(store, key)) is not None:
-            seen[key] = point_ended
-        return seen.get(key)
-
-    runnable = ((key, point) for key, point in work if not point.refused)
-    bench.announce((point.problem, point.variant) for key, point in runnable if ended(key) is None)
+    outcome, work = Outcome(), begin(study, bench, store, shard, keys)
     for done, (key, point) in enumerate(work):
         if progress is not None:
             progress(done, len(work), point)
-        outcome.add(point, ended(key) or measured(point, bench, store, key, where))
-        seen.pop(key, None)
+        outcome.add(point, (None if fresh else stored(store, key)) or measured(point, bench, store, key, where))
     return outcome
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -21,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from numdev.errors import BadInput, Unsupported
+from numdev.errors import BadInput
 from numdev.measurement.deviation.sample import wasserstein
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point
@@ -30,7 +29,7 @@ from numdev.results.record import Column, Use
 from numdev.training.loop import train
 from numdev.training.operation import TRAINING
 from numdev.training.run import Run, deterministic
-from numdev.training.run_files import FINISHED, Trained
+from numdev.training.run_files import Trained
 from numdev.training.rung import Rung
 from numdev.training.state import model_of
 from numdev.training.tasks import Task
@@ -262,7 +261,6 @@ def _stopped(ours: Trained, theirs: Trained) -> str:
 
 _PICTURES, _ACROSS, _ENLARGED = 32, 8, 3  # pictures, pictures in a row, pixels for one
 _GAP = 2  # white pixels between two, before they are enlarged
-_STEPS = 3  # of which the time of a run is estimated
 
 
 def finished(run: Run, title: str, folder: Path, context: Context) -> Trained:
@@ -319,39 +317,3 @@ def contact_sheet(pictures: Float[Tensor, "count 3 height width"]) -> bytes:
     image, written = Image.fromarray(sheet.byte().numpy()), BytesIO()
     image.resize((_ENLARGED * image.width, _ENLARGED * image.height), Image.Resampling.NEAREST).save(written, "PNG")
     return written.getvalue()
-
-
-@dataclass
-class Trainings:
-    """Estimates the steps of the runs of some points; the scoring of finished models is not counted.
-
-    Runs that are in `folder` already take no time. Steps of `calibrated` kinds of rung were timed; none is assumed from others.
-    """
-
-    device: torch.device
-    folder: Path
-    calibrated: int = 0
-    assumed: int = 0
-    _counted: set[str] = field(default_factory=set)
-    _seconds: dict[tuple[Any, Any], float] = field(default_factory=dict)
-
-    def seconds(self, points: Iterable[tuple[Any, Any, Any, int]]) -> list[float]:
-        """The time of each point: the steps of the runs that no point before it, and no earlier command, has trained."""
-        return [
-            math.fsum(self._of_run(problem, rung, seed) for seed in range(seeds) for rung in (variant, baseline))
-            for problem, variant, baseline, seeds in points
-        ]
-
-    def _of_run(self, task: Task, rung: Rung, seed: int) -> float:
-        key = Run(task, rung, seed).key(self.device)
-        if key in self._counted or (self.folder / key / FINISHED).is_file():
-            return 0.0
-        self._counted.add(key)
-        alike = Rung(rung.attention, rung.numerics)  # seeds, a last place and restarts take no time
-        few: Any = replace(task, steps=min(task.steps, _STEPS), warmup=1)  # type: ignore[call-arg]  # a field of every task
-        if (few, alike) not in self._seconds:
-            self.calibrated += 1
-            self._seconds[few, alike] = 0.0
-            with tempfile.TemporaryDirectory() as folder, suppress(BadInput, Unsupported):
-                self._seconds[few, alike] = train(Run(few, alike), Path(folder), self.device).seconds_per_step
-        return task.steps * self._seconds[few, alike]

@@ -6,16 +6,13 @@ import io
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from rich.console import Console
 
-from numdev.cli import plan, show
+from numdev.cli import show
 from numdev.cli.show import Metrics, PointNames, sentences
-from numdev.machine import size_text
 from numdev.measurement.deviation.measurement import COLUMNS, KIND
-from numdev.measurement.estimate import Rate, _fit
 from numdev.results.record import BAD_OUTPUT, Record, Status, Use
 from numdev.results.store import Store
 from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless
@@ -139,26 +136,6 @@ class TestDryRun:
         ran = numdev("measure", "problem.n=100000000000", "seeds=1", "device=cpu", "dry_run=true")
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
         assert "are free on cpu; use " in ran.err
-
-    def test_coefficients_are_those_of_the_times(self) -> None:
-        sizes = np.array([[1.0, 2.0, 4.0], [1.0, 4.0, 16.0], [1.0, 8.0, 64.0]])
-        rate = Rate(_fit(sizes, sizes @ np.array([0.5, 0.25, 0.125])))
-        assert rate.seconds((100.0, 10000.0)) == pytest.approx(0.5 + 25.0 + 1250.0)
-        assert [size_text(size) for size in (512, 3 << 20, 1001 << 20, 5 << 30)] == ["0.5 KiB", "3 MiB", "1001 MiB", "5 GiB"]
-
-    @pytest.mark.parametrize(
-        ("seconds", "text"),
-        [
-            (0.2, "under 1 s"),
-            (3.14, "about 3.1 s"),
-            (75, "about 75 s"),
-            (301, "about 5 min"),
-            (9000, "about 2.5 h"),
-            (float("nan"), "unknown"),
-        ],
-    )
-    def test_times_have_two_digits(self, seconds: float, text: str) -> None:
-        assert plan.time_text(seconds) == text
 
 
 class TestSettings:

@@ -23,6 +23,7 @@ from numdev.attention.tiling import Tiling
 from numdev.cli import studies
 from numdev.cli.progress import Progress as Bar
 from numdev.errors import BadInput, StoreError
+from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record
 from numdev.results.store import Store
@@ -187,7 +188,7 @@ class TestNumber:
         assert studies.processes(workers, self.BENCH, points, is_alone=is_alone) == number
 
     def test_leaves_memory_for_the_largest_point_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(studies, "needed_bytes", lambda *_: 1 << 30)
+        monkeypatch.setattr(Deviations, "needed_bytes", lambda *_: 1 << 30)
         monkeypatch.setattr(studies, "available_bytes", lambda _: 3 << 30)
         assert studies.processes(None, self.BENCH, self.MANY, is_alone=True) == 3
         assert studies.processes(8, self.BENCH, self.MANY, is_alone=True) == 3

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -122,13 +122,6 @@ def test_one_configuration_is_measured_once_under_all_its_labels(bench: Bench, s
     assert (len(points), len({point["key"] for point in points})) == (2, 1)
 
 
-class Ahead(Bench):
-    """Is told what comes."""
-
-    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
-        self.announced = list(points)
-
-
 class CountingStore(Store):
     """A store that keeps which records were read from it."""
 
@@ -144,19 +137,16 @@ class CountingStore(Store):
 
 
 class TestResume:
-    def test_measures_and_announces_only_what_is_not_there_and_reads_each_record_once(self, store: Store) -> None:
-        bench, counting, order = Ahead(Exact(), "cpu"), CountingStore(store.path), list[StudyPoint]()
+    def test_measures_only_what_is_not_there_and_reads_each_record_once(self, bench: Bench, store: Store) -> None:
+        counting = CountingStore(store.path)
         run(study(point(16), *GRID.points[:4]), bench, store)
         before = contents(store)
-        outcome = run(GRID, bench, counting, progress=lambda done, total, point: order.append(point))
+        outcome = run(GRID, bench, counting)
         assert (outcome.measured, outcome.skipped) == (2, 4)
         assert all(contents(store)[key] == value for key, value in before.items() if key != "toy")
         assert len(counting.read) == len(set(counting.read)) == 4
-        announced = [(point.problem, point.variant) for point in order]
-        assert bench.announced == [each for each in announced if each in bench.announced]
-        assert len(bench.announced) == 2
         seconds = {record.key: record.seconds for record in store.records()}
-        assert run(GRID, bench, counting, fresh=True).measured == len(bench.announced) == 6
+        assert run(GRID, bench, counting, fresh=True).measured == 6
         assert len(counting.read) == 4
         assert {record.key: record.seconds for record in store.records()} != seconds
 

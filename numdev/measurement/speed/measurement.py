@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -54,10 +53,9 @@ class Speeds(Kind):
         counters = {} if self.traffic is None else {"counters": True}
         return super().config(point) | {"timing": describe(self.budget)} | counters
 
-    def announce(self, points: Iterable[tuple[Any, Any]]) -> None:
-        """Passes on the points that will be measured, in this order, so that their traffic is counted in chunks."""
-        if self.traffic is not None:
-            self.traffic.announce(points)
+    def needed_bytes(self, problem: Any, variant: Any) -> int:
+        """Those that a call needs."""
+        return self.operation.workload.needed_bytes(problem, variant)
 
     def run(self, point: Point, context: Context) -> Findings:
         """Each replicate draws its own inputs and gives one row.

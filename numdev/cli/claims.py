@@ -13,6 +13,7 @@ from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput, one_of
 from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement
 from numdev.results.manifest import EntryRole
+from numdev.results.record import Reference
 from numdev.settings import choice, make
 
 Axes = Mapping[str, Sequence[Any]]  # the entries of each
@@ -20,7 +21,6 @@ Axes = Mapping[str, Sequence[Any]]  # the entries of each
 _FIELDS = tuple(one.name for one in fields(ClaimStatement))
 _OF_A_PART = ("metric", "reference", "kind", "where", "over", "of", "to", "above", "below", "margin", "each", "condition", "also")
 _FUNCTION = re.compile(r"[\w.]+:\w+")
-_REFERENCES = ("golden", "golden_same_inputs", "baseline")
 _OF_PLOTS = tuple(one.name for one in fields(PlotConfig))
 _OF_POINTS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # columns of every study, beside its axes
 _DRAWN = ("draw", "about", "options", "title", "needs", "table", "files")  # of a figure that a function draws
@@ -143,7 +143,7 @@ def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str], *, whole: 
     if not isinstance(read, Mapping) or None in read.values():
         raise BadInput("plot", plot, "give it as in x: problem.n, y: out.rmse, colour: precision")
     names = list(dict.fromkeys([*axes, *_OF_POINTS]))
-    known = {"y": metrics, "reference": _REFERENCES, **dict.fromkeys(("x", "colour", "facet"), names)}
+    known = {"y": metrics, "reference": [each.value for each in Reference], **dict.fromkeys(("x", "colour", "facet"), names)}
     parts: dict[str, Any] = {str(key): value for key, value in read.items()}
     _check_names("plot", parts, _OF_PLOTS, "a figure has no such part")
     for key, value in parts.items():

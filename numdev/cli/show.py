@@ -22,8 +22,7 @@ from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.results.record import Record, Rows, Status, Use, points_by_kernel, summary
-from numdev.results.store import Store
-from numdev.results.study import Outcome, Replaced
+from numdev.results.study import Outcome
 
 _SIZE = "problem.n"
 _USUAL = "default"  # an option of this name says nothing that a reader does not expect
@@ -158,13 +157,6 @@ def outcome(name: str, done: Outcome) -> Text:
     parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
     count = done.measured + done.skipped
     return Text.assemble((name, "bold"), f": {count} point{'s' * (count != 1)}, ", ", ".join(parts))
-
-
-def replaced(name: str, lost: Replaced, store: Store) -> Text:
-    """Say that reports will no longer show some points, as this run redefines the points of the study."""
-    here = f"{lost.ours} point{'s' * (lost.ours != 1)}, {lost.shared or 'none'} of them among those"
-    hint = "reports will show these. Use another results= to keep both."
-    return Text(f"note: {store.path} holds {name} with {lost.stored} points, this run has {here}; {hint}")
 
 
 def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:

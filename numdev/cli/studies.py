@@ -32,7 +32,7 @@ from numdev.machine import available_bytes, usable_cores
 from numdev.measurement.deviation.measurement import KIND as DEVIATION
 from numdev.measurement.runner import CACHE_BYTES, Runner
 from numdev.results.store import Store
-from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, replaced, stored
+from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, stored
 from numdev.results.study import run as run_study
 
 Work = Sequence[tuple[Study, Runner]]
@@ -49,9 +49,6 @@ def run(work: Work, cfg: DictConfig) -> Ended:
     store, shard, outcomes = Store(Path(cfg.results)), Shard(cfg.shard, cfg.shards), dict[str, Outcome]()
     with _one_thread(work[0][1]):
         keys, parts, count = _parts(work, store, cfg)
-        for (study, bench), own in zip(work, keys, strict=True):
-            if lost := replaced(study, bench, Store(store.path), own):  # a torn file is not measured again here
-                ERRORS.print(show.replaced(study.name, lost, store))
         pool = Workers(count, work, store) if count > 1 else None  # forked before the bar starts a thread
         live = False if has_own_terminal() is False else None
         with pool or nullcontext(), Progress(sum(map(len, parts)), ERRORS, live=live) as progress:

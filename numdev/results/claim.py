@@ -10,6 +10,9 @@ from string import Formatter
 from typing import Any
 
 from numdev.errors import BadInput
+from numdev.results.manifest import plain
+from numdev.results.record import Reference
+from numdev.settings import make
 
 BASELINE = "baseline"
 """The value of `to` where the points are compared with their own baselines."""
@@ -34,14 +37,6 @@ class ClaimKind(Enum):
     SAME = "same"  # the ratio is 1 within a margin
 
 
-class Reference(Enum):
-    """The reference of a deviation."""
-
-    GOLDEN = "golden"
-    SAME_INPUTS = "golden_same_inputs"
-    BASELINE = "baseline"
-
-
 _OWN: dict[ClaimKind, tuple[str, ...]] = {
     ClaimKind.SLOPE: ("over", "above", "below"),
     ClaimKind.RATIO: ("of", "to", "above", "below"),
@@ -53,77 +48,48 @@ _OWN: dict[ClaimKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class ClaimStatement:
-    """A claim in a study's file.
+    """A claim in a study's file; a claim on several values has parts, and holds if it holds of each.
 
     The texts `result` and `finding` are templates of `str.format`. `{value}`, or the name of a part, is a value with its
     interval, `{value:2}` its estimate with two digits; `numdev.report.claims.evidence` has what else they may name.
-
-    Attributes:
-        claim: the sentence.
-        kind: see `ClaimKind`; a claim has none whose `judge` weighs it.
-        metric: what is compared, as `output.metric`.
-        name: by which other studies list it; its place in the study unless given.
-        source: where the claim is made; empty where the study makes it.
-        figure: the name of the figure that shows it; that of the study unless given.
-        reference: see `Reference`.
-        where: the entries of the points of which the claim speaks; every entry of an axis that is not named.
-        over: the axis of a slope or of an order.
-        order: entries of that axis, the one with the largest metric first.
-        of: the entries that are compared; it may be empty where `to` is `BASELINE`.
-        to: with which they are compared: other entries of the same axes, or `BASELINE`.
-        above: the exponent or ratio above which the claim holds.
-        below: the one below which it holds; with `above`, between the two.
-        margin: the factor within which a ratio is the same as 1; None for that of `numdev.report.claims.verdicts.MARGIN`; 1 where
-            the numbers of the measured replicates have to be equal, which says nothing of others.
-        each: an axis, for each of whose entries the claim has to hold; of entries with roles, the subjects.
-        parts: of a claim on several values, the fields in which each differs, by name. It holds if it holds of each; a part
-            without bounds is told and decides nothing.
-        condition: whether a part only makes the others worth judging: where it is not met, the claim is undecided.
-        also: a sentence on a part that need not be measured; empty for one without which nothing can be said.
-        by_format: whether the claim is judged at BF16 and told at other formats; where there are several, unless given.
-        rmse: whether it is judged by RMSE too; where the metric is the largest difference, unless given.
-        same_point: words for `{}` pairs of one and the same point under two labels, which are left out where this is given.
-        result, finding, item: the measured figure, the sentence on it, and one of several values in it; usual ones unless given.
-        says: what a verdict means, in words that stand before the sentence, by verdict.
-        judge: the function, as `module:name`, that weighs the rows of a scenario, for what no kind can say.
-        options: its further arguments.
-        across: whether the scenarios are what the function compares, so that the claim is judged once, on all of them.
-        table: of the records whose rows the function weighs; the primary one unless given.
 
     Raises:
         BadInput: naming the field that is missing, or that a claim of this kind cannot have.
     """
 
-    claim: str
-    kind: ClaimKind | None = None
-    metric: str = ""
+    claim: str  # the sentence
+    kind: ClaimKind | None = None  # None of a claim whose `judge` weighs it
+    metric: str = ""  # what is compared, as `output.metric`
     reference: Reference = Reference.GOLDEN
-    name: str = ""
-    source: str = ""
-    figure: str = ""
-    where: Labels = field(default_factory=dict)
-    over: str = ""
-    order: tuple[Any, ...] = ()
-    of: Labels = field(default_factory=dict)
-    to: Labels | str = ""
-    above: float | None = None
-    below: float | None = None
+    name: str = ""  # by which other studies list it; its place in the study unless given
+    source: str = ""  # where the claim is made; empty where the study makes it
+    figure: str = ""  # the name of the figure that shows it; that of the study unless given
+    where: Labels = field(default_factory=dict)  # entries of the points of which it speaks; every entry of an axis not named
+    over: str = ""  # the axis of a slope or of an order
+    order: tuple[Any, ...] = ()  # entries of that axis, the one with the largest metric first
+    of: Labels = field(default_factory=dict)  # the entries that are compared; it may be empty where `to` is `BASELINE`
+    to: Labels | str = ""  # with which they are compared: other entries of the same axes, or `BASELINE`
+    above: float | None = None  # the exponent or ratio above which the claim holds
+    below: float | None = None  # the one below which it holds; with `above`, between the two
+    # The factor within which a ratio is the same as 1; None for that of `numdev.report.claims.verdicts.MARGIN`; 1 where the
+    # numbers of the measured replicates have to be equal, which says nothing of others.
     margin: float | None = None
-    each: str = ""
+    each: str = ""  # an axis, for each of whose entries the claim has to hold; of entries with roles, the subjects
+    # Fields in which each part differs, by its name; a part without bounds is told and decides nothing.
     parts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    condition: bool = False
-    also: str = ""
-    by_format: bool | None = None
-    rmse: bool | None = None
-    same_point: str = ""
-    result: str = ""
-    finding: str = ""
-    item: str = ""
-    says: Mapping[str, str] = field(default_factory=dict)
-    judge: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    across: bool = False
-    table: str = ""
+    condition: bool = False  # whether a part only makes the others worth judging: unless it is met, the claim is undecided
+    also: str = ""  # a sentence on a part that need not be measured; empty for one without which nothing can be said
+    by_format: bool | None = None  # whether BF16 is judged and other formats are told; where there are several, unless given
+    rmse: bool | None = None  # whether RMSE is judged too; where the metric is the largest difference, unless given
+    same_point: str = ""  # words for `{}` pairs of one point under two labels, which are left out where this is given
+    result: str = ""  # the measured figure; a usual one unless given
+    finding: str = ""  # the sentence on it
+    item: str = ""  # one of several values in it
+    says: Mapping[str, str] = field(default_factory=dict)  # what a verdict means, in words before the sentence, by verdict
+    judge: str = ""  # the function, as `module:name`, that weighs the rows of a scenario, for what no kind can say
+    options: Mapping[str, Any] = field(default_factory=dict)  # its further arguments
+    across: bool = False  # whether it compares the scenarios, so that the claim is judged once, on all of them
+    table: str = ""  # of the records whose rows it weighs; the primary one unless given
 
     def __post_init__(self) -> None:
         if not self.claim.strip():
@@ -209,30 +175,23 @@ class ClaimStatement:
 
     def values(self) -> dict[str, ClaimStatement]:
         """A claim on one value for each part; the claim itself where it has none."""
-        whole = replace(self, parts={}, result="", finding="", judge="-")  # which checks nothing
-        return {name: replace(whole, judge="", **_typed(own)) for name, own in self.parts.items()} or {"value": self}
+        whole = plain(self) | {"parts": {}, "result": "", "finding": "", "judge": ""}
+        return {name: ClaimStatement.read({**whole, **own}) for name, own in self.parts.items()} or {"value": self}
 
     def by(self, column: str) -> ClaimStatement:
         """The claim on another metric of the same outputs."""
 
-        def other(metric: str) -> str:
-            return ".".join(filter(None, (metric.rpartition(".")[0], column)))
+        def other(own: Mapping[str, Any]) -> dict[str, str]:
+            return {"metric": ".".join(filter(None, (own["metric"].rpartition(".")[0], column)))} if "metric" in own else {}
 
-        parts = {
-            name: {**own, **({"metric": other(own["metric"])} if "metric" in own else {})} for name, own in self.parts.items()
-        }
-        return replace(self, metric=other(self.metric), parts=parts)
+        parts = {name: {**own, **other(own)} for name, own in self.parts.items()}
+        return replace(self, metric=other({"metric": self.metric})["metric"], parts=parts)
 
     @staticmethod
     def read(kept: Mapping[str, Any]) -> ClaimStatement:
-        """The claim that a manifest keeps, see `numdev.results.manifest.plain`."""
-        return ClaimStatement(**_typed({one.name: kept[one.name] for one in fields(ClaimStatement) if one.name in kept}))
-
-
-def _typed(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields as the class has them."""
-    makes: dict[str, Any] = {"kind": ClaimKind, "reference": Reference, "order": tuple}
-    return {name: makes[name](value) if name in makes and value is not None else value for name, value in plain.items()}
+        """The claim that a file or manifest has, see `numdev.results.manifest.plain`."""
+        known = {one.name for one in fields(ClaimStatement)}
+        return make(ClaimStatement, {name: value for name, value in kept.items() if name in known and value is not None}, "claim")
 
 
 def named(study: str, claims: tuple[str | ClaimStatement, ...]) -> dict[str, ClaimStatement | None]:

@@ -30,19 +30,12 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class Scenario:
-    """Circumstances under which a study repeats its question.
+    """Circumstances under which a study repeats its question."""
 
-    Attributes:
-        name: in the study's file.
-        title: what they are, for a reader: "uniform inputs, every step in F, FlashAttention-1".
-        role: see `Role`.
-        stands_for: the row of the source's table that this scenario repeats, where the claim is on a table.
-    """
-
-    name: str
-    title: str
+    name: str  # in the study's file
+    title: str  # what they are, for a reader: "uniform inputs, every step in F, FlashAttention-1"
     role: Role = Role.BEYOND
-    stands_for: str = ""
+    stands_for: str = ""  # the row of the source's table that this scenario repeats, where the claim is on a table
 
 
 def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:

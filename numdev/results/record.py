@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import html
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
-
-from numdev.errors import NumdevError
 
 
 class Use(Enum):
@@ -96,8 +93,12 @@ BAD_OUTPUT = (Status.NONFINITE, Status.ZERO, Status.INVALID)
 """How a measurement ends whose variant did not return what golden does; figures of such a point judge nothing."""
 
 
-class OldResults(NumdevError):
-    """Results of an older numdev, whose records did not state all that a report reads."""
+class Reference(StrEnum):
+    """The other side of a comparison; `numdev.measurement.deviation.measurement.COMPARISON` explains each."""
+
+    GOLDEN = "golden"
+    GOLDEN_SAME_INPUTS = "golden_same_inputs"
+    BASELINE = "baseline"
 
 
 OnReplicate = Callable[[int, int], None]  # replicates of a point done, replicates in all
@@ -119,36 +120,21 @@ class Where(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Record:
-    """One point.
+    """One point."""
 
-    Attributes:
-        key: see `key_of`.
-        kind: of measurement, such as `deviation` or `speed`.
-        operation: what was measured is an implementation of it.
-        outputs: the names of the operation's outputs, the primary one first.
-        columns: those of each table.
-        config: canonical description of what was measured, such as problem, variant, baseline and seeds.
-        facts: what follows from it, as the operation declares (`numdev.measurement.operation.Operation.facts`).
-        environment: see `numdev.results.environment.environment`.
-        status: how it ended; `reason` says why where it is not `ok`.
-        tables: rows of figures by the table's name, the kind's primary table first; none where nothing was measured.
-        seconds: wall time of the measurement.
-        kernel: what really ran, as the variant says.
-    """
-
-    key: str
-    kind: str
-    operation: str
-    outputs: tuple[str, ...]
-    columns: dict[str, tuple[Column, ...]]
-    config: dict[str, Any]
-    environment: dict[str, str]
-    status: Status
-    reason: str = ""
-    tables: dict[str, Rows] = field(default_factory=dict)
-    seconds: float = 0.0
-    kernel: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    key: str  # see `key_of`
+    kind: str  # of measurement, such as `deviation` or `speed`
+    operation: str  # what was measured is an implementation of it
+    outputs: tuple[str, ...]  # the names of the operation's outputs, the primary one first
+    columns: dict[str, tuple[Column, ...]]  # those of each table
+    config: dict[str, Any]  # canonical description of what was measured, such as problem, variant, baseline and seeds
+    environment: dict[str, str]  # see `numdev.results.environment.environment`
+    status: Status  # how it ended
+    reason: str = ""  # why, where it is not `ok`
+    tables: dict[str, Rows] = field(default_factory=dict)  # rows by the table's name, the primary one first
+    seconds: float = 0.0  # wall time of the measurement
+    kernel: str = ""  # what really ran, as the variant says
+    facts: dict[str, Any] = field(default_factory=dict)  # what follows from `config`, as the operation declares
 
     @property
     def rows(self) -> Rows:
@@ -175,19 +161,16 @@ class Record:
         """Read what `to_json` wrote; `fetch` gets the rows of a table from what is said of it where it is kept apart.
 
         Raises:
-            OldResults: for the record of an older numdev.
             ValueError: if the data are damaged or not a record.
         """
         try:
             loaded = json.loads(data)
-            if "environment" in loaded and "facts" not in loaded:
-                raise OldResults("results: a record does not state its facts, as those of an older numdev; measure it again")
             columns = {name: tuple(_column(*each) for each in table) for name, table in loaded["columns"].items()}
             apart = {name: table for name, table in loaded["tables"].items() if not isinstance(table, list)}
             if apart and fetch is None:
                 raise ValueError("not a whole record: a table of it is kept apart")
             tables = loaded["tables"] | {name: fetch(table) for name, table in apart.items() if fetch is not None}
-            changed = {"status": Status(loaded["status"]), "outputs": tuple(loaded["outputs"])}
+            changed = {"status": Status(loaded["status"]), "outputs": tuple(loaded["outputs"]), "facts": loaded["facts"]}
             return Record(**(loaded | changed | {"columns": columns, "tables": tables}))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a record: {error}") from None
@@ -215,20 +198,10 @@ class Record:
 
     def __repr__(self) -> str:
         seeds = len({row["seed"] for row in self.rows})
-        lines = list(self._cells()) if self.rows else []
+        lines, reason = list(self._cells()) if self.rows else [], f": {self.reason};" if self.reason else ","
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([f"Record({self.status.value}{self._reason()} {seeds} seeds, {self.seconds:.2f} s)", *table])
-
-    def _repr_html_(self) -> str:
-        lines = list(self._cells()) if self.rows else [("status",), (self.status.value,)]
-        tags = ["th", *["td"] * len(lines)]
-        rows = ["".join(f"<{tag}>{cell}</{tag}>" for cell in line) for tag, line in zip(tags, lines, strict=False)]
-        caption = f"{self.status.value}{html.escape(self._reason())} {self.seconds:.2f} s"
-        return f"<table><caption>{caption}</caption>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>"
-
-    def _reason(self) -> str:
-        return f": {self.reason};" if self.reason else ","
+        return "\n".join([f"Record({self.status.value}{reason} {seeds} seeds, {self.seconds:.2f} s)", *table])
 
 
 @lru_cache(maxsize=4096)  # records of one kind share their columns: those of a large study would not fit into memory

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from numdev.results.files import write_atomically
-from numdev.results.record import OldResults, Record, Rows
+from numdev.results.record import Record, Rows
 
 LONG = 1000  # rows from which a table is kept apart
 _MOST_COMMANDS = 4  # of a sweep, that are named in one line
@@ -36,11 +36,7 @@ class Store:
     torn: list[Path] = field(default_factory=list)
 
     def get(self, key: str) -> Record | None:
-        """The record of a key, or None where there is none, or where its file or that of a long table is damaged.
-
-        Raises:
-            OldResults: for the record of an older numdev.
-        """
+        """The record of a key, or None where there is none, or where its file or that of a long table is damaged."""
         return self._read(self._record(key))
 
     def holds(self, key: str) -> bool:
@@ -149,9 +145,6 @@ class Store:
         except FileNotFoundError as error:
             if error.filename != str(path):  # it is of a long table
                 self._note_torn(path)
-        except OldResults as error:
-            hint = "run its study again into another folder, or delete this one"
-            raise OldResults(f"results: {path} is of an older numdev, whose records do not state their facts; {hint}") from error
         except (OSError, ValueError):
             self._note_torn(path)
         return None

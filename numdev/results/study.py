@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Unpack, runtime_checkable
+from typing import Any, Unpack
 
 from numdev.errors import BadInput
 from numdev.results.claim import ClaimStatement, named
-from numdev.results.manifest import EntryRole, Scenario, is_old, manifest_of, plain, stored_point
-from numdev.results.record import BAD_OUTPUT, Column, Record, Status, Where, describe
+from numdev.results.manifest import EntryRole, Scenario, manifest_of, plain, stored_point
+from numdev.results.record import BAD_OUTPUT, Column, Status, Where, describe
 from numdev.results.store import Store
 
 DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does not measure again
@@ -27,23 +26,16 @@ class Refused:
 
 @dataclass(frozen=True)
 class StudyPoint:
-    """One point of a study: what `Runner.measure` takes, and its place.
-
-    Attributes:
-        scenario: the name of the circumstances; a claim is judged once in each.
-        labels: the point's place on the study's axes, for tables and figures.
-        refused: why it cannot be measured as it is stated; such a point is recorded as unsupported and its variant never runs.
-        roles: what the point's entries are to the claims, by axis; an axis that is not listed has a subject there.
-    """
+    """One point of a study: what `Runner.measure` takes, and its place."""
 
     problem: Any
     variant: Any
     baseline: Any
     seeds: int
-    scenario: str = "default"
-    labels: dict[str, Any] = field(default_factory=dict)
-    refused: str = ""
-    roles: Mapping[str, EntryRole] = field(default_factory=dict)
+    scenario: str = "default"  # the name of the circumstances; a claim is judged once in each
+    labels: dict[str, Any] = field(default_factory=dict)  # its place on the axes, for tables and figures
+    refused: str = ""  # why it cannot be measured as stated: it is recorded as unsupported, and its variant never runs
+    roles: Mapping[str, EntryRole] = field(default_factory=dict)  # of its entries in claims; of an axis not listed: subject
 
     @property
     def parts(self) -> tuple[Any, Any, Any, int]:
@@ -57,40 +49,24 @@ class StudyPoint:
 
 @dataclass(frozen=True)
 class Study:
-    """Named points.
+    """Named points under one question."""
 
-    Attributes:
-        name: of the study, and of its manifest in a store.
-        title: what it shows, in one line.
-        figure: the figure function that draws it, or None.
-        claims: that it serves, in the order of the table: names of claims that ship with numdev, and claims of its own.
-        points: in the order of the grid.
-        more: further figures of the same rows.
-        command: what measures it again, but for the device.
-        scenarios: those of the points; one that is not listed has its name for a title, and lies beyond the source.
-        overrides: what the command line stated that gave the study points which its file does not have.
-        words: word and unit of the axes by name, for figures.
-        question: what it asks, in words.
-        plot: what its figure shows by key, such as `x` and `y`; None where `figure` says it, or nothing does.
-        section: further parts of its section of the report, as its file has them: `place` among the sections, on what it was
-            `measured`, what the `source` says, a `table`, and `figures` by name with the function that draws each.
-        left_out: titles of the scenarios of its file that the command line left out.
-    """
-
-    name: str
-    title: str
-    figure: str | None = None
-    claims: tuple[str | ClaimStatement, ...] = ()
-    points: tuple[StudyPoint, ...] = ()
-    more: tuple[str, ...] = ()
-    command: str = ""
-    scenarios: tuple[Scenario, ...] = ()
-    overrides: tuple[str, ...] = ()
-    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    question: str = ""
-    plot: Mapping[str, Any] | None = None
+    name: str  # of the study, and of its manifest in a store
+    title: str  # what it shows, in one line
+    figure: str | None = None  # the figure function that draws it
+    claims: tuple[str | ClaimStatement, ...] = ()  # in the order of the table: names of claims that ship, and its own
+    points: tuple[StudyPoint, ...] = ()  # in the order of the grid
+    more: tuple[str, ...] = ()  # further figures of the same rows
+    command: str = ""  # what measures it again, but for the device
+    scenarios: tuple[Scenario, ...] = ()  # of the points; one not listed has its name for a title, and lies beyond the source
+    overrides: tuple[str, ...] = ()  # what the command line stated that gave the study points which its file does not have
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # word and unit of the axes by name, for figures
+    question: str = ""  # what it asks, in words
+    plot: Mapping[str, Any] | None = None  # what its figure shows by key, such as `x`; None where `figure` or nothing says it
+    # Further parts of its section of the report, as its file has them: `place` among the sections, on what it was `measured`,
+    # what the `source` says, a `table`, and `figures` by name with the function that draws each.
     section: Mapping[str, Any] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # titles of the scenarios of its file that the command line left out
 
     def manifest(self, keys: Sequence[str], kind: str, settings: Iterable[Column] = ()) -> dict[str, Any]:
         """Which points belong to the study, how they are measured, and what their settings mean: what the report reads."""
@@ -101,24 +77,11 @@ class Study:
             stored_point(key, describe(point.labels), scenario=point.scenario, roles=describe(point.roles))
             for key, point in zip(keys, self.points, strict=True)
         ]
-        return manifest_of(
-            self.name,
-            kind,
-            self.title,
-            points,
-            question=self.question,
-            command=self.command,
-            overrides=list(self.overrides),
-            figure=self.figure,
-            more=list(self.more),
-            plot=None if self.plot is None else dict(self.plot),
-            claims=list(claims),
-            stated_claims={name: plain(claim) for name, claim in claims.items() if claim is not None},
-            scenarios=[plain(known.get(name, Scenario(name, name))) for name in names],
-            settings={column.name: [column.unit, column.meaning] for column in settings},
-            words={name: list(word) for name, word in self.words.items()},
-            **self.section,
-        )
+        own = {name: getattr(self, name) for name in ("question", "command", "overrides", "figure", "more", "plot", "words")}
+        own |= {"claims": list(claims), "scenarios": [plain(known.get(name, Scenario(name, name))) for name in names]}
+        own["stated_claims"] = {name: plain(claim) for name, claim in claims.items() if claim is not None}
+        own["settings"] = {column.name: [column.unit, column.meaning] for column in settings}
+        return manifest_of(self.name, kind, self.title, points, **describe(own), **self.section)
 
 
 @dataclass(frozen=True)
@@ -174,22 +137,12 @@ class Outcome:
         return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
-@runtime_checkable
-class Measures(Protocol):
-    """Measures the points of a study and names their records; see `numdev.measurement.runner.Runner`."""
-
-    @property
-    def kind_name(self) -> str: ...
-    @property
-    def settings(self) -> tuple[Column, ...]: ...
-    def key(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> str: ...
-    def config(self, problem: Any, variant: Any, baseline: Any, seeds: int) -> dict[str, Any]: ...
-    def measure(self, problem: Any, variant: Any, baseline: Any, seeds: int, **where: Unpack[Where]) -> Record: ...
-    def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record: ...
+Measures = Any
+"""A `numdev.measurement.runner.Runner`, which results do not import."""
 
 
 def keys_of(study: Study, bench: Measures) -> list[str]:
-    """The key of each point of a study, in their order: what `run` and `replaced` take, so that a command computes them once."""
+    """The key of each point of a study, in their order: what `run` takes, so that a command computes them once."""
     return [bench.key(*point.parts) for point in study.points]
 
 
@@ -237,8 +190,9 @@ def begin(
 def stored(store: Store, key: str) -> PointEnded | None:
     """How a point of the store ended; None for one that is to be measured."""
     record = store.get(key)
-    is_done = record is not None and record.status in DONE
-    return PointEnded(record.status, record.reason, kernel=record.kernel) if record is not None and is_done else None
+    if record is None or record.status not in DONE:
+        return None
+    return PointEnded(record.status, record.reason, kernel=record.kernel)
 
 
 def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
@@ -254,42 +208,3 @@ def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: 
     store.put(record)
     shutil.rmtree(store.work(key), ignore_errors=True)
     return PointEnded(record.status, record.reason, record.seconds, was_there=False, kernel=record.kernel)
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Points of a stored manifest, of the study that replaces it, and of both."""
-
-    stored: int
-    ours: int
-    shared: int
-
-
-def replaced(study: Study, bench: Measures, store: Store, keys: Sequence[str] | None = None) -> Replaced | None:
-    """How a run narrows or changes the stored study of the same name; None where it keeps every point.
-
-    A point is kept if scenario, labels and configuration are the same: in another environment it is measured again, as it
-    should be. Of a point without a record the configuration is not known, and scenario and labels tell. `keys` as in `run`.
-    """
-    manifest = store.study(study.name)
-    if manifest is None:
-        return None
-    points: dict[str, dict[str, StudyPoint]] = {}  # by place and key: labels need not tell points apart
-    for key, point in zip(keys_of(study, bench) if keys is None else keys, study.points, strict=True):
-        points.setdefault(_place(point.scenario, describe(point.labels)), {})[key] = point
-    ours = sum(map(len, points.values()))
-    if is_old(manifest):
-        return Replaced(len(manifest["points"]), ours, 0)
-
-    def is_kept(place: str, key: str) -> bool:
-        here = points.get(place, {})
-        record = None if key in here else store.get(key)
-        return bool(here) and (record is None or any(record.config == bench.config(*point.parts) for point in here.values()))
-
-    before = {(_place(old["scenario"], old["labels"]), old["key"]) for old in manifest["points"]}
-    shared = sum(is_kept(place, key) for place, key in before)
-    return Replaced(len(before), ours, shared) if shared < len(before) else None
-
-
-def _place(scenario: str, labels: dict[str, Any]) -> str:
-    return json.dumps([scenario, labels], sort_keys=True)

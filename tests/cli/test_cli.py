@@ -353,17 +353,6 @@ class TestStudy:
         assert command == "numdev measure --config-dir mine study=toy tiling.bc=8 precision=bf16"
         assert "1 already there" in numdev(*command.split()[1:]).out
 
-    def test_a_run_of_fewer_or_other_points_says_so(self, numdev: Command, toy_configs: Path) -> None:
-        def noted(*changes: str) -> str:
-            ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", *changes)
-            assert ran.code == 0, ran.err
-            return ran.err.splitlines()[0]
-
-        fewer = "note: results holds toy with 6 points, this run has 2 points, 2 of them among those; reports will show these."
-        assert "note:" not in noted()
-        assert noted("tiling.bc=8") == f"{fewer} Use another results= to keep both."
-        assert "note:" not in noted()  # more points
-
     def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         original, calls = Runner.measure, []
 

@@ -14,7 +14,7 @@ import pytest
 
 from numdev.errors import StoreError
 from numdev.results.files import write_atomically
-from numdev.results.record import Column, OldResults, Record, Status, Use
+from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import LONG, Store
 
 
@@ -101,19 +101,10 @@ class TestLongTables:
         assert files(tmp_path) == []
 
 
-def test_old_records_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    store, old = Store(tmp_path), tmp_path / "records" / "old.json"
-    store.put(record("good"))
-    old.write_text('{"key": "old", "config": {}, "environment": {}, "status": "ok", "tables": {}, "columns": {}}')
-    for read in (lambda: store.get("old"), lambda: list(store.records())):
-        with pytest.raises(OldResults, match=r"^results: .*old.json is of an older numdev, .*; run its study again"):
-            read()
-    assert store.get("good") == record("good")
-    assert store.torn == []
-
-
 class TestTornFiles:
-    @pytest.mark.parametrize("left", [b"", b"{", b"[1]", b"\xff\xfe", b"null"])
+    @pytest.mark.parametrize(
+        "left", [b"", b"{", b"[1]", b"\xff\xfe", b"null", b'{"key": "old", "status": "ok", "tables": {}, "columns": {}}']
+    )
     def test_count_as_not_measured_and_are_noted(self, tmp_path: Path, left: bytes) -> None:
         store = Store(tmp_path)
         store.put(record("good"))

@@ -32,7 +32,7 @@ from numdev.measurement.runner import Context, Findings, Point, Runner
 from numdev.results.manifest import Role, Scenario, scenarios_of
 from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import Store
-from numdev.results.study import Replaced, Shard, Study, StudyPoint, keys_of, replaced, run
+from numdev.results.study import Shard, Study, StudyPoint, keys_of, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)
 
@@ -254,22 +254,6 @@ class TestShards:
     def test_bad(self, index: int, count: int) -> None:
         with pytest.raises(BadInput, match="shard"):
             Shard(index, count)
-
-
-def test_what_a_run_changes_of_the_stored_study(bench: Bench, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert replaced(GRID, bench, store) is None
-    old = {"name": "toy", "claims": [], "points": [{"key": "k", "setting": "uniform_each", "labels": {}}]}
-    store.put_study("toy", old)
-    assert replaced(GRID, bench, store) == Replaced(1, 6, 0), "as an older numdev stored it"
-    run(study(*GRID.points[:2]), bench, store)
-    assert replaced(GRID, bench, store) is None
-    run(GRID, bench, store)
-    assert replaced(study(*GRID.points[:2]), bench, store) == Replaced(stored=6, ours=2, shared=2)
-    changed = study(*(replace(p, seeds=2 if i else 1) for i, p in enumerate(GRID.points)))
-    assert replaced(changed, bench, store) == Replaced(stored=6, ours=6, shared=1)
-    monkeypatch.setattr(Bench, "environment", lambda self: {"device": "another"})
-    assert bench.key(*GRID.points[0].parts) != store.studies()["toy"]["points"][0]["key"]
-    assert replaced(GRID, bench, store) is None
 
 
 def experiment(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

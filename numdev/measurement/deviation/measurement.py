@@ -23,7 +23,7 @@ from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Direction, c
 from numdev.measurement.deviation.sample import Sample
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
 from numdev.measurement.runner import Context, Findings, Kept, Kind, Point
-from numdev.results.record import Column, Use
+from numdev.results.record import Column, Reference, Use
 
 Value = TypeVar("Value")
 Samples = dict[str, Sample]
@@ -73,14 +73,6 @@ class Subject(StrEnum):
     """Whose error it is."""
 
     VARIANT = "variant"
-    BASELINE = "baseline"
-
-
-class Reference(StrEnum):
-    """The other side of a comparison, see `COMPARISON`."""
-
-    GOLDEN = "golden"
-    GOLDEN_SAME_INPUTS = "golden_same_inputs"
     BASELINE = "baseline"
 
 

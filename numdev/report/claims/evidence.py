@@ -40,8 +40,9 @@ from numdev.report.reading.frames import at_the_end, is_broken
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, compared, formats
 from numdev.report.reading.wording import PLAIN, Wording, Words
 from numdev.report.statistics import Interval, mean, ratio, significant, signs, slope, typical
-from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Labels, Reference
+from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Labels
 from numdev.results.manifest import EntryRole
+from numdev.results.record import Reference
 
 DEVIATION, EVERY = "max_difference", "rmse"
 _LEAST_U = 2**10 * FP64.u  # golden's own error is a thousandth of what is measured
@@ -212,7 +213,7 @@ _USUAL = {
 """Templates of the figure and of the sentence where a claim has none of its own."""
 _FROM = {
     Reference.GOLDEN: "from golden",
-    Reference.SAME_INPUTS: "from golden of the same rounded inputs",
+    Reference.GOLDEN_SAME_INPUTS: "from golden of the same rounded inputs",
     Reference.BASELINE: "from the baseline",
 }
 _METRICS = {DEVIATION: "max difference", EVERY: "RMSE", "mean_absolute": "mean of |D|", "std": "standard deviation of D"}

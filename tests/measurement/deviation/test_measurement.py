@@ -26,9 +26,9 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import measurement as module
-from numdev.measurement.deviation.measurement import Head, Place, Reference, Subject, head_of
+from numdev.measurement.deviation.measurement import Head, Place, Subject, head_of
 from numdev.measurement.deviation.metrics import Deviation
-from numdev.results.record import Record, Status
+from numdev.results.record import Record, Reference, Status
 
 NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))
 UNIFORM = Problem(Distribution(), Shape(queries=10, keys=10, head_dim=4), Mask(causal=True))

@@ -10,8 +10,9 @@ import pytest
 
 from numdev.report.claims.evidence import claim_of
 from numdev.report.claims.verdicts import Finding, Verdict
-from numdev.results.claim import ClaimKind, ClaimStatement, Reference
+from numdev.results.claim import ClaimKind, ClaimStatement
 from numdev.results.manifest import plain
+from numdev.results.record import Reference
 from tests.report.claims.test_claims import SEEDS, replicates, table
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED
@@ -130,7 +131,7 @@ def test_the_output_is_that_of_the_claim() -> None:
 def test_the_reference_is_that_of_the_claim() -> None:
     rows = pd.concat([steps(a=1.0, b=1.0), steps(a=3.0, b=1.0).assign(reference="golden_same_inputs")])
     assert find(rows, "same", **OF).verdict is HOLDS
-    found = find(rows, "same", reference=Reference.SAME_INPUTS, **OF)
+    found = find(rows, "same", reference=Reference.GOLDEN_SAME_INPUTS, **OF)
     assert found.verdict is FAILS
     assert found.sentence.startswith("The ratio of the RMSE of out from golden of the same rounded inputs with step = a to ")
 

@@ -1,10 +1,11 @@
-"""Cases for several test files: inputs, precision policies, and the error bound of FP64 arithmetic."""
+"""Cases for several test files: inputs, precision policies, and the error bounds of FP64 arithmetic."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,13 +14,18 @@ from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import Output
+from numdev.attention.base import Gradients, Output
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 
 U64 = 2.0**-53
 
 Sizes = tuple[int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
+Several = TypeVar("Several", bound=tuple[Tensor, ...])
+
+EXP2_ERRORS = {1: 2.9822e-02, 2: 1.7249e-03, 3: 7.4782e-05, 4: 2.5935e-06, 5: 7.4937e-08}
+"""Largest relative error of each polynomial of `EXP2_MINIMAX` on [0, 1), by its degree."""
 
 
 def draw(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,10 +38,17 @@ def draw(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> tuple[Tensor, Tens
     return q, k, v
 
 
-def on(device: str, tensors: Iterable[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v on a device."""
-    q, k, v = (tensor.to(device) for tensor in tensors)
-    return q, k, v
+def draw_all(sizes: Sizes, seed: int = 0, spread: float = 1.0) -> Inputs:
+    """Normal q, k, v and do in FP64; `spread` as in `draw`."""
+    q, k, v = draw(sizes, seed, spread)
+    generator = torch.Generator().manual_seed(seed + 1000)
+    return q, k, v, torch.randn(q.shape, dtype=torch.float64, generator=generator)
+
+
+def on(device: str, tensors: Several, dtype: torch.dtype | None = None) -> Several:
+    """The tensors on a device, in a dtype if one is named."""
+    moved: Any = tuple(tensor.to(device, dtype or tensor.dtype) for tensor in tensors)
+    return moved  # type: ignore[no-any-return]
 
 
 def lse_of(output: Output) -> Tensor:
@@ -59,6 +72,27 @@ def mixed() -> Precision:
     )
 
 
+def mixed_backward() -> BackwardPrecision:
+    """As `mixed`."""
+    return BackwardPrecision(
+        inputs=Cast(BF16),
+        scores=Dot.parse("e8m13:toward_zero@16"),
+        exponential=Cast.parse("fp16"),
+        probabilities=Cast.parse("e5m2"),
+        dp=Dot.parse("tf32@8"),
+        delta=Dot.parse("bf16@8"),
+        difference=Cast.parse("e8m9:toward_zero"),
+        ds=Cast.parse("e5m3"),
+        dq=Dot.parse("bf16@24"),
+        dk=Dot.parse("tf32@4"),
+        dv=Dot.parse("fp16@8"),
+        dq_sum=Cast.parse("e8m9:up"),
+        dk_sum=Cast.parse("bf16"),
+        dv_sum=Cast.parse("e8m12"),
+        output=Cast.parse("fp16"),
+    )
+
+
 POLICIES: dict[str, Callable[[], Precision]] = {
     **{
         f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
@@ -75,6 +109,31 @@ POLICIES: dict[str, Callable[[], Precision]] = {
     "fp8": Precision.fp8,
     "int8": Precision.int8,
 }
+
+
+BACKWARD_POLICIES: dict[str, Callable[[], BackwardPrecision]] = {
+    **{
+        f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
+        for kind, preset in (
+            ("uniform", BackwardPrecision.uniform),
+            ("kernel", BackwardPrecision.kernel),
+            ("eager", BackwardPrecision.eager),
+        )
+        for fmt in (BF16, FP16, E5M2)
+    },
+    "fp32": lambda: BackwardPrecision.uniform(FP32),
+    "golden": BackwardPrecision.golden,
+    "mixed": mixed_backward,
+    "toward_zero": lambda: BackwardPrecision.throughout(Cast.parse("bf16:toward_zero")),
+    "wide operands": lambda: BackwardPrecision.kernel(FP16).with_step(dq_sum=FP16, difference=BF16, delta="bf16@4"),
+}
+
+
+def same(a: Gradients, b: dict[str, Tensor]) -> None:
+    """All four outputs equal, NaN in the same places."""
+    for name, tensor in a.tensors().items():
+        assert torch.equal(tensor.isnan(), b[name].isnan()), name
+        assert torch.equal(tensor.nan_to_num(7e7), b[name].nan_to_num(7e7)), name
 
 
 def reach(q: Tensor, k: Tensor, scale: float) -> float:

@@ -5,10 +5,6 @@ by the policy's step. Before a step rounds, two things differ: the order in whic
 library too, and the exponential. Where both are exact the bits are the same. Elsewhere a step that gets the same operands rounds
 two FP32 numbers that are at most `2^-14` of the added magnitudes apart (256 terms; `u + 2u` for each, as tensor cores truncate),
 or for an exponential `exp(x)` at most `4 + |x|` ulp.
-
-Through all steps both runs are within the bound of one running error analysis, and so at most twice that bound apart;
-`tests/attention/bounds.py` derives it. In a narrow format over many tiles it is larger than every |v|, and says nothing; that of
-each step always holds.
 """
 
 from __future__ import annotations

@@ -1,163 +1,274 @@
-"""A bound on the error of every run of tiled attention, whoever computes it: a running error analysis (Higham 2002, section 3.3).
+"""How far a run may be from golden on the same inputs: by the formats of its steps, and for FP64 gradients; no flat tolerance.
 
-Beside the exact value `x` of each number of the recurrence stands `e`, so that the number that a run has in its place is within
-`e` of `x`. The run may be by tensor operations or by the kernel. What is required of it:
-
-- an elementary operation rounds once, to the format of its step: `|fl(z) - z| <= u |z| + t`, with `t` for underflow;
-- a sum of n products is added up in FP32 in any order. A tensor core truncates the terms of a sum to the last place of the
-  largest (Fasi et al. 2021, section 4), so that a term costs up to `2u` of the sum of the magnitudes;
-- an exponential is within 4 ulp of FP32; and since `exp(x)` may be `exp2(x log2 e)`, whose argument rounds twice, `2 |x| u` more.
-
-A row sees what it sees in either run, and maxima do not round: `|max a - max b| <= max |a - b|`. So two runs differ by at most
-`2 e`. It holds for the recurrence of FlashAttention-2 in one range of keys.
+`cases` has those of FP64 forward passes.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.dot import Dot
-from numdev.arithmetic.formats import FP32
-from numdev.arithmetic.rounding import Cast, Subnormals
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OnlineSoftmax
-from numdev.attention.tiling import Tiling
+from tests.cases import U64, Inputs, lse_error, output_error, reach, tiled_error, weight_error
 
-U32 = FP32.u
-SLACK = 1 + 2.0**-20  # for the FP64 in which the bound itself is computed
+U32 = 2.0**-24
+EXP32 = 4 * U32  # the hardware's exponential: 2 ulp of FP32 (CUDA C++ Programming Guide, ex2.approx), and its argument's rounding
 
-EXP2_ERRORS = {1: 2.9822e-02, 2: 1.7249e-03, 3: 7.4782e-05, 4: 2.5935e-06, 5: 7.4937e-08}
-"""Largest relative error of each polynomial of `EXP2_MINIMAX` on [0, 1), by its degree."""
+
+def kernel_budget(
+    precision: Precision, softmax: OnlineSoftmax, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: int, product: float = 0.0
+) -> tuple[float, float]:
+    """Absolute bounds on the errors of `out` and LSE, for policies whose S, m, l, alpha and O are FP32.
+
+    A score is a sum of d exact products in FP32 in any order, scaled: `(d + 2) u A`, A being `reach` (Higham 2002, section
+    3.1); tensor cores may truncate while they add, which doubles u. `product` is the relative error of one product (TF32
+    rounds both operands). S - m rounds once more, by `2 u A`, and so does log2(e) folded into the scale. What is absolute in
+    the exponent is relative in P: `e = (2 d + 8) u A + product A + EXP32`. Each tile's alpha carries the same and two
+    roundings. P is rounded to its format, `u_P`; where it underflows there it is off by half the least subnormal, relative
+    to a row sum of at least 1. Sums of N terms and of the tiles' O add `2 (N + 2 tiles) u`. Numerator and denominator both:
+    twice the common part. The output rounds by `u_F`, and every part is relative to `max |v|`.
+    """
+    dim, keys = q.shape[-1], k.shape[-2]
+    a = reach(q.double().cpu(), k.double().cpu(), scale)
+    exponent = (2 * dim + 8) * U32 * a + product * a + EXP32
+    lazy = 2.0**softmax.rescale_threshold  # P may exceed 1 by as much, and l with it
+    entry = exponent * (1 + tiles) + 2 * tiles * U32
+    sums = 2 * (keys + 2 * tiles) * U32
+    assert isinstance(precision.probabilities, Cast)
+    p = precision.probabilities.to
+    cast = 0.0 if p.mantissa_bits >= 23 else p.u + keys * p.min_subnormal / (2 * softmax.p_scale) + 2 * product
+    relative = 2 * (entry + sums) * math.exp(min(entry, 1.0)) + cast * (1 + entry)
+    largest = float(v.double().abs().max())
+    out = precision.output.to
+    absolute = largest * (relative * 1.01 + out.u * (1 + relative)) + out.min_subnormal
+    return absolute, entry + sums + 2 * U32 * (a + math.log(keys) + math.log(lazy)) + exponent
+
+
+def fp64_bounds(inputs: Inputs, scale: float, tiles: int = 1, query_tiles: int = 1) -> dict[str, float]:
+    """Errors of streamed or tiled FP64 gradients at most, to first order: `c N u` of the largest that they could be.
+
+    Let `A` be `reach`, `N` keys, `R` rows of all heads of a group, `T` KV tiles, and `W = max_i sum_t |dO_it| max |V|`, which no
+    `|dP_ij|`, no `|delta_i|` and no sum `sum_t |dO_it O_it|` exceeds, O being a mean of V. Errors in units of u:
+
+    P, relative: S is off by `(d + 2) A`, a folded log2(e) by `2 A` more; LSE by its own error, its product with log2(e) by
+    `A + log N`; `S - LSE` rounds by at most `2 A + log N`; exp2 is below 1.5 ulp, 3 u. All is absolute in the exponent.
+    dP: a sum of d products, `d W`.
+    delta: `rowsum(dO * O)` is off by the error of O, relative to `max |V|`, times `sum |dO|`, and by `d + 1` roundings;
+    `rowsum(dP * P)` by that of P and of dP, the product's, and `N + T` roundings of sums. Both together bound either.
+    dS: `P_ij` times that of P on `|dP - delta| <= 2 W`, those of dP and delta, and two roundings of at most `2 W`.
+    dQ: `scale max |K|` times the sum of that over a row, where `sum_j P_ij = 1`, and `N + T + 2` roundings of sums of
+    `|dS| <= 2 W P`. dK: `scale max |Q|` times the sum over a column, where `sum_i P_ij <= R`, and `R + H T_q + 2` roundings.
+    dV: `max |dO|` times R times the error of P, and as many roundings.
+    """
+    q, k, v, do = inputs
+    (heads, queries, dim), keys = q.shape[1:], k.shape[2]
+    a, group = reach(q, k, scale), heads // k.shape[1]
+    column, w = group * queries, float(do.abs().sum(-1).max() * v.abs().max())
+    lse = max(lse_error(dim, keys, a), tiled_error(dim, keys, a, tiles, 1))
+    out = max(output_error(dim, keys, a), tiled_error(dim, keys, a, tiles, 1))
+    p = (dim + 4) * a + lse + 3 * a + 2 * math.log(keys) + 3
+    delta = w * (out + p + 2 * dim + keys + tiles + 3)
+    ds = 2 * w * p + dim * w + delta + 4 * w
+    per_row, per_column = keys + tiles + 2, column + group * query_tiles + 2
+    dq = scale * float(k.abs().max()) * (ds + 2 * w * per_row)
+    dk = scale * float(q.abs().max()) * column * (ds + 2 * w * per_column)
+    dv = float(do.abs().max()) * column * (p + per_column)
+    return {"dq": dq, "dk": dk, "dv": dv, "delta": delta}
+
+
+def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]:
+    """Error of each element of the golden gradients at most, to first order, in units of u; `p` is the exact P.
+
+    For a row i let b be the key of its largest score, `R = 1 - P_ib` the sum of the other weights, `W = sum_t |dO_it| max |V|`,
+    and `pi u` the relative error of a computed weight (`weight_error`). Errors in units of u:
+
+    e_ij = dP_ij - dP_ib: two sums of d products and a difference, `2 (d + 1) W`; e_ib is exactly 0. No |e| exceeds 2 W.
+    mean = sum_j P_ij e_ij, which has no term of b: at most `2 W R`, and off by `2 W R (pi + d + 2 + N)`: weights, e, N roundings.
+    dS_ij with j /= b: `P_ij` times `2 W` times `pi`, `d + 1`, R times the mean's, and 2 roundings; there `P_ij <= 1/2`, so
+    `P_ij <= 2 P_ij (1 - P_ij)`. `dS_ib = -P_ib mean`: P_ib times `2 W R` times `pi`, the mean's, and 2 more; `R = 1 - P_ib`.
+    Both are at most `4 W P_ij (1 - P_ij) C` with `C = 2 pi + N + 2 d + 5`, and |dS_ij| at most `4 W P_ij (1 - P_ij)`.
+    dQ, dK: sums of N or M such dS, with as many roundings, and the scale, 1; dV: a sum of M of P dO.
+    What underflows is off by at most 2^-1022 each time, also if it is flushed to zero.
+    """
+    q, k, v, do = inputs
+    (heads, queries, dim), keys, kv_heads = q.shape[1:], k.shape[2], k.shape[1]
+    group = heads // kv_heads
+    pi, rows = weight_error(dim, keys, reach(q, k, scale)), group * queries
+    c, w = 2 * pi + keys + 2 * dim + 5, do.abs().sum(-1, keepdim=True) * v.abs().max()
+    best = p.argmax(-1, keepdim=True)
+    others = (1 - p).scatter(-1, best, p.scatter(-1, best, 0.0).sum(-1, keepdim=True))  # 1 - P, of which nothing cancels
+    ds = 4 * scale * w * p * others
+    tiny = 2.0**-1022 / U64 * (keys + rows) * (1 + scale) * math.prod(1 + float(x.abs().max()) for x in (q, k, w, do))
+
+    def by_key(weights: Tensor, right: Tensor) -> Tensor:
+        return (weights.mT @ right.abs()).unflatten(1, (kv_heads, group)).sum(2)
+
+    return {
+        "dq": (c + keys + 2) * (ds @ k.abs().repeat_interleave(group, 1) + tiny),
+        "dk": (c + rows + 2) * (by_key(ds, q) + tiny),
+        "dv": (pi + rows + 1) * (by_key(p, do) + tiny),
+    }
 
 
 @dataclass(frozen=True)
-class Near:
-    """Numbers of the exact recurrence, and how far those of a run are from them at most."""
+class Left:
+    """How far a forward pass's own O and LSE are from golden ones, absolutely, beyond the roundings of these; tiles of each pass.
 
-    x: Tensor
-    e: Tensor
-
-    @classmethod
-    def exact(cls, x: Tensor) -> Self:
-        return cls(x.double(), torch.zeros_like(x, dtype=torch.float64))
-
-    def rounded(self, cast: Cast, times: int = 1) -> Near:
-        """After so many roundings; nothing is known of a number that may overflow."""
-        u, tiny = unit(cast), underflow(cast)
-        most = self.x.abs() + self.e
-        e = self.e + math.expm1(times * math.log1p(u)) * most + times * (1 + u) ** times * tiny
-        beyond = most * (1 + u) ** times + times * tiny > cast.to.max
-        return Near(self.x, e.masked_fill(beyond, torch.inf))
-
-    def plus(self, other: Near) -> Near:
-        return Near(self.x + other.x, self.e + other.e)
-
-    def times(self, other: Near) -> Near:
-        cross = self.x.abs() * other.e + other.x.abs() * self.e + self.e * other.e
-        return Near(self.x * other.x, cross.nan_to_num(nan=torch.inf))  # 0 times an infinite bound
-
-    def over(self, other: Near) -> Near:
-        """`|a'/b' - a/b| <= (|a' - a| + |a/b| |b' - b|) / |b'|`; nothing is known where b' may be 0."""
-        quotient, left = self.x / other.x, other.x.abs() - other.e
-        e = (self.e + quotient.abs() * other.e) / left
-        return Near(quotient, torch.where(left > 0, e, torch.inf).nan_to_num(nan=torch.inf))
-
-    def exponential(self, *, binary: bool) -> Near:
-        """`exp x`, in FP32 and not rounded further; 0 for minus infinity."""
-        base = math.log(2) if binary else 1.0
-        value = torch.exp(base * self.x)
-        own = 8 * U32 + 2 * U32 * torch.where(self.x.isinf(), 0.0, base * (self.x.abs() + self.e))
-        e = value * (torch.exp(base * self.e) * (1 + own) - 1) + FP32.min_normal
-        return Near(value, torch.where(self.x == -torch.inf, 0.0, e.nan_to_num(nan=torch.inf)))
-
-
-def unit(cast: Cast) -> float:
-    """The largest relative error of a rounding: u to nearest, twice that in a direction."""
-    return cast.to.u if cast.rounding.is_nearest else 2 * cast.to.u
-
-
-def underflow(cast: Cast) -> float:
-    """The largest absolute error of a result that has no relative one; GPUs may flush subnormal results of FP32."""
-    flushed = cast.subnormals is Subnormals.FLUSHED
-    return max(FP32.min_normal, cast.to.min_normal if flushed else cast.to.min_subnormal)
-
-
-def dot(a: Near, b: Near, by: Dot, more: Tensor | None = None) -> Near:
-    """`a b`. `more` are magnitudes that the same FP32 accumulation holds from before."""
-    magnitudes = (a.x.abs() + a.e) @ (b.x.abs() + b.e) + (0.0 if more is None else more)
-    e = a.e @ (b.x.abs() + b.e) + a.x.abs() @ b.e
-    return _summed(Near(a.x @ b.x, e.nan_to_num(nan=torch.inf)), by, a.x.shape[-1], magnitudes)
-
-
-def row_sum(p: Near, by: Dot) -> Near:
-    magnitudes = (p.x.abs() + p.e).sum(-1, keepdim=True)
-    return _summed(Near(p.x.sum(-1, keepdim=True), p.e.sum(-1, keepdim=True)), by, p.x.shape[-1], magnitudes)
-
-
-def _summed(exact: Near, by: Dot, n: int, magnitudes: Tensor) -> Near:
-    """A sum of n terms after FP32's errors and the roundings within it; a running sum is no larger than all magnitudes."""
-    times, own = 1 if by.every is None else math.ceil(n / by.every), math.expm1((n + 1) * math.log1p(2 * U32))
-    worst = Near(magnitudes * (1 + own), torch.zeros_like(magnitudes)).rounded(by.accumulate, times)
-    return Near(exact.x, exact.e + own * magnitudes + worst.e)
-
-
-def bound(
-    policy: Precision, tiling: Tiling, softmax: OnlineSoftmax, inputs: tuple[Tensor, ...], mask: Mask, scale: float
-) -> tuple[Tensor, Tensor]:
-    """`out` of exact attention on rounded inputs, and the largest error of a run under the policy, both in FP64.
-
-    Every head of q has its own k and v, every row sees a key, and the scale is positive.
+    `query_tiles` and `key_tiles` are how often the running sums of dK and dV, and of dQ, are rounded to their format.
     """
-    q, k, v = inputs
-    queries, keys, binary = q.shape[-2], k.shape[-2], softmax.exp.binary
-    factor = scale * softmax.log_scale
-    state: tuple[Near, Near, Near] | None = None
-    for first, last in tiling.key_tiles(keys)[0]:
-        k_tile, v_tile = (x[..., first:last, :].double() for x in (k, v))
-        s = dot(Near.exact(q), Near.exact(k_tile.mT), policy.scores)
-        s = Near(s.x * factor, factor * (s.e + U32 * (s.x.abs() + s.e)))  # the factor is rounded to FP32
-        s = s.rounded(policy.scores.accumulate)
-        if (seen := mask.visible(queries, keys, (0, queries), (first, last), q.device)) is not None:
-            s = Near(s.x.masked_fill(~seen, -torch.inf), s.e.masked_fill(~seen, 0.0))
-        state = _meet(policy, s, Near.exact(v_tile), state, binary=binary)
-    assert state is not None
-    _, total, o = state
-    out = o.over(total).rounded(policy.accumulator).rounded(policy.output)
-    return out.x, out.e * SLACK
+
+    out: float = 0.0
+    lse: float = 0.0
+    query_tiles: int = 1
+    key_tiles: int = 1
 
 
-def _meet(policy: Precision, s: Near, v: Near, state: tuple[Near, Near, Near] | None, *, binary: bool) -> tuple[Near, Near, Near]:
-    """One tile: `m, l, O -> m', l', O'`. A row that has seen nothing yet has m = -inf."""
-    largest = s.x.amax(-1, keepdim=True)
-    off = s.e.amax(-1, keepdim=True)
-    m = Near(largest, off) if state is None else Near(torch.maximum(state[0].x, largest), torch.maximum(state[0].e, off))
-    p = _decay(s, m, policy.exponential, binary=binary)
-    tile_sum = row_sum(p, policy.row_sum)
-    assert isinstance(policy.probabilities, Cast)
-    rounded = p.rounded(policy.probabilities)
-    rounded = Near(rounded.x, rounded.e.masked_fill(s.x == -torch.inf, 0.0))
-    if state is None:
-        product = dot(rounded, v, policy.values).rounded(policy.accumulator)
-        return m, tile_sum.rounded(policy.row_sum.accumulate), product
-    alpha = _decay(state[0], m, policy.rescale, binary=binary)
-    kept = alpha.times(state[1]).rounded(policy.row_sum.accumulate)
-    total = kept.plus(tile_sum).rounded(policy.row_sum.accumulate)
-    o = alpha.times(state[2]).rounded(policy.accumulator)
-    product = dot(rounded, v, policy.values, o.x.abs() + o.e)
-    return m, total, o.plus(product).rounded(policy.accumulator)
+OF_GOLDEN = Left()
 
 
-def _decay(x: Near, m: Near, cast: Cast, *, binary: bool) -> Near:
-    """`exp(x - m)`, the difference and the exponential rounded; 0 where x is no number."""
-    base = m.x.masked_fill(m.x == -torch.inf, 0.0)
-    difference = Near(x.x - base, x.e + m.e)
-    never = (x.x == -torch.inf).expand_as(difference.x)
-    difference = Near(difference.x.masked_fill(never, 0.0), difference.e.masked_fill(never, 0.0)).rounded(cast)
-    found = difference.exponential(binary=binary).rounded(cast)
-    return Near(found.x.masked_fill(never, 0.0), found.e.masked_fill(never, 0.0))
+@dataclass(frozen=True)
+class Bounds:
+    """Absolute bounds on each element of the gradients."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    delta: Tensor
+
+
+def backward_budget(
+    precision: BackwardPrecision,
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor],
+    mask: Mask,
+    scale: float,
+    product: float = 0.0,
+    left: Left = OF_GOLDEN,
+) -> Bounds:
+    """For policies that are FP32 but for inputs, P, dS, running sums and outputs, from O and LSE of golden, rounded to the output
+    and to FP32, or from others that are as far from them as `left` says.
+
+    With u of FP32, A the `reach` of the scores, `D = max_ij sum_t |do_it| |v_jt|`, and sums of tensor cores that may truncate,
+    which doubles u (Higham 2002, section 3.1); `product` is the relative error of one product (TF32):
+
+    - A score is off by `(2 d + 4) u A + product A`; LSE, at most `A + log N`, is rounded when it is saved, when log2(e) is
+      multiplied in, and with the difference: `4 u (2 A + log N)`. What is absolute in the exponent is relative in P: e, with
+      EXP32.
+    - dP is off by `((2 d + 2) u + product) D`. `|o_t| <= sum_j P_j |v_jt|`, so that delta is at most D too, and off by
+      `(u_F + 2 (d + 2) u) D`: O was rounded to F. Their difference, at most 2 D, rounds by `2 u D`: g in all.
+    - dS is off by `P (g + 2 D (e + 2 u + u_F))`, and by half the least subnormal of F where it underflows.
+    - P enters with `P (e + u_F)`, and half a subnormal.
+    - A sum of n products, tile by tile, adds `2 (n + 4) u + product` of the sum of magnitudes; the scale and the output round by
+      `2 u` and `u_F`, with a subnormal each.
+    - A running sum that is kept in a narrower format rounds by its u at each tile, and by a subnormal.
+    - An O that is off by `left.out` moves delta by at most `max_i sum_t |do_it|` times that; an LSE is in the exponent.
+
+    Magnitudes are those of golden P, element by element.
+    """
+    q, k, v, do = (x.double().cpu() for x in inputs)
+    group, dim, keys = q.shape[1] // k.shape[1], q.shape[-1], k.shape[-2]
+    k, v = (mask.without_padding(x).repeat_interleave(group, 1) for x in (k, v))
+    p = probabilities(q, k, v, mask, scale)
+    a, largest = reach(q, k, scale), float((do.abs() @ v.abs().mT).max())
+    assert isinstance(precision.inputs, Cast)
+    low = precision.ds.to
+    rounds, subnormal = (0.0, 0.0) if low.mantissa_bits >= 23 else (low.u, low.min_subnormal)
+    e = 1.01 * (left.lse + (2 * dim + 4) * U32 * a + product * a + 4 * U32 * (2 * a + math.log(keys)) + EXP32)
+    of_delta = (rounds + 2 * (dim + 2) * U32) * largest + left.out * float(do.abs().sum(-1).max())
+    g = ((2 * dim + 2) * U32 + product + 2 * U32) * largest + of_delta
+    ds = p * (1 + e) * (g + 2 * largest * (e + 2 * U32 + rounds)) + subnormal * (p > 0)
+    entering = p * (e + rounds) + subnormal * (p > 0)
+    return assembled(precision, Errors(p, ds, entering, largest, of_delta), (q, k, do, group), scale, left, product)
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Golden P, bounds on the errors of dS and of P as they enter their products, the largest dP, and the error of delta."""
+
+    p: Tensor
+    ds: Tensor
+    entering: Tensor
+    largest: float
+    delta: float
+
+
+def assembled(
+    precision: BackwardPrecision,
+    errors: Errors,
+    inputs: tuple[Tensor, Tensor, Tensor, int],
+    scale: float,
+    left: Left = OF_GOLDEN,
+    product: float = 0.0,
+) -> Bounds:
+    """The bounds on the gradients before their output; `inputs` are q, k of every head, do, and the heads of a group."""
+    q, k, do, group = inputs
+    size, terms = 2 * errors.p * errors.largest, group * q.shape[-2]
+
+    def summed(error: Tensor, magnitude: Tensor, other: Tensor, terms: int, kept: Cast, tiles: int) -> Tensor:
+        u, least = (0.0, 0.0) if kept.to.mantissa_bits >= 23 else (tiles * kept.to.u, tiles * kept.to.min_subnormal)
+        return (error * (1 + u) + magnitude * (2 * (terms + 4) * U32 + product + u)) @ other.abs() + least
+
+    dq = scale * summed(errors.ds, size, k, k.shape[-2], precision.dq_sum, left.key_tiles)
+    dk = scale * _grouped(summed(errors.ds.mT, size.mT, q, terms, precision.dk_sum, left.query_tiles), group)
+    dv = _grouped(summed(errors.entering.mT, errors.p.mT, do, terms, precision.dv_sum, left.query_tiles), group)
+    return Bounds(dq, dk, dv, errors.delta * torch.ones(q.shape[:3], dtype=torch.float64))
+
+
+def of_output(bound: Tensor, golden: Tensor, precision: BackwardPrecision) -> Tensor:
+    """The bound after the rounding of the output, and of the scale before it."""
+    to = precision.output.to
+    return 1.01 * bound + (to.u + 2 * U32) * (golden.abs() + bound) + to.min_subnormal
+
+
+def _grouped(x: Tensor, group: int) -> Tensor:
+    return x.unflatten(1, (-1, group)).sum(2)
+
+
+def probabilities(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Tensor:
+    lse = Exact()(q, k, v, mask, scale).lse
+    assert lse is not None
+    p = (scale * q @ k.mT - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
+    visible = mask.visible(q.shape[-2], k.shape[-2], (0, q.shape[-2]), (0, k.shape[-2]), q.device)
+    return p if visible is None else p.masked_fill(~visible, 0.0)
+
+
+def stored_budget(
+    precision: BackwardPrecision, inputs: tuple[Tensor, Tensor, Tensor, Tensor], mask: Mask, scale: float
+) -> Bounds:
+    """For `P = softmax(S)` stored in the format of `probabilities`, S and dP rounded to those of their products.
+
+    With u of FP32, U that of S, A the `reach`, `D = max_ij sum_t |do_it| |v_jt|`, and the sums of a library in any order:
+
+    - S is off by `(2 d + 6) u A`, both operands being multiplied by a root of the scale in one of the libraries, and by `2 U A`:
+      it is rounded as a product and again when it is scaled. `S - m` rounds by `2 u A`. All is absolute in the exponent: t, with
+      EXP32. P is a quotient of such exponentials and their sum: off by `exp(2 t) - 1 + 2 (N + 4) u` of it, then stored: e.
+    - dP is off by `(2 d u + U_dP) D`, and `delta = rowsum(dP * P)` by that, by `e D` and by `2 (N + 4) u D`. Their difference, at
+      most 2 D, rounds by `2 u D`: g in all.
+    - dS is off by `P (1 + e) (g + 2 D (e + 2 u + u_dS))`; scaled or not before it is stored, which rounds once more.
+    - Each product rounds to the format of its result, and is scaled after it: what `dq_sum` and the others say.
+    - A stored number below the least normal one is off by the least subnormal, wherever one is stored.
+    """
+    q, k, v, do = (x.double().cpu() for x in inputs)
+    group, dim, keys = q.shape[1] // k.shape[1], q.shape[-1], k.shape[-2]
+    k, v = (mask.without_padding(x).repeat_interleave(group, 1) for x in (k, v))
+    p = probabilities(q, k, v, mask, scale)
+    a, largest = reach(q, k, scale), float((do.abs() @ v.abs().mT).max())
+    low, least = _rounding(precision.probabilities)
+    t = ((2 * dim + 8) * U32 + 2 * _rounding(precision.scores.accumulate)[0]) * a + EXP32
+    e = (math.expm1(2 * t) + 2 * (keys + 4) * U32) * (1 + low) + low
+    dp = (2 * dim * U32 + _rounding(precision.dp.accumulate)[0]) * largest
+    delta = dp * (1 + e) + (e + 2 * (keys + 4) * U32 + keys * least) * largest
+    g = dp + delta + 2 * U32 * 2 * largest
+    ds = p * (1 + e) * (g + 2 * largest * (e + 2 * U32 + 2 * low)) + 2 * least * (1 + 2 * largest)
+    return assembled(precision, Errors(p, ds, p * e + least, largest, delta), (q, k, do, group), scale)
+
+
+def _rounding(cast: Cast) -> tuple[float, float]:
+    """Unit roundoff beyond that of FP32, and the least subnormal."""
+    return (0.0, 0.0) if cast.to.mantissa_bits >= 23 else (cast.to.u, cast.to.min_subnormal)

@@ -1,4 +1,4 @@
-"""Each fast path against its list: it has the bits of tensor operations for all that it lists, and refuses a field that is added.
+"""Fast paths: each has the bits of tensor operations for all that it lists, refuses the rest, and takes the runs that it should.
 
 The lists themselves say what is tried: a listed field without a sample here fails.
 """
@@ -8,6 +8,7 @@ The lists themselves say what is tried: a listed field without a sample here fai
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from typing import Any
 import pytest
 import torch
 
-from numdev.arithmetic.formats import BF16, FP16
+import numdev as nd
+from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention import recurrence
+from numdev.attention import instrumented, recurrence
 from numdev.attention.accepts import ALL, MASK, TILING, Accepts
 from numdev.attention.compiled import rules
 from numdev.attention.compiled.rules import COMPILED
@@ -34,16 +36,16 @@ from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
 from numdev.attention.path import Path, by
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
-from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, Recompute
+from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, OutputForDelta, Recompute, ScaleOn, SumOver
+from numdev.attention.steps import Steps
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Triton, TritonBackward
+from numdev.attention.triton import Products, Triton, TritonBackward
 from numdev.errors import Unsupported
-from tests.attention.gradients import draw_all
 from tests.attention.test_instrumented import both, saved_whole, whole
-from tests.cases import draw, lse_of, on
+from tests.cases import draw, draw_all, lse_of, on
 
-pytestmark = pytest.mark.xdist_group("fused")  # compiled once, by one worker
+pytestmark = pytest.mark.xdist_group("compiled")  # compiled once, by one worker
 
 SIZES = (1, 2, 1, 5, 11, 8)
 
@@ -142,10 +144,24 @@ def try_all(lists: list[Accepts], run: Callable[..., Drawn], turns: int) -> None
 
 
 def by_both(variant: Tiled | TiledBackward, turn: int, mask: Mask) -> Drawn:
-    """By compiled passes and by tensor operations."""
+    """By compiled passes and by tensor operations, on a problem of the turn; scores from small to overflowing."""
     if variant.precision.is_random:  # a condition beside the list: the random numbers of a step depend on those before it
         variant = replace(variant, precision=variant.precision.with_step(inputs="bf16", output="bf16"))
-    inputs = variant.round_inputs(*(draw if isinstance(variant, Tiled) else draw_all)(SIZES, turn))
+    chance = random.Random(turn)
+    sizes = SIZES
+    if turn % 2:
+        mask = replace(mask, key_lengths=None)
+        sizes = (
+            chance.choice((1, 2)),
+            *chance.choice(((2, 1), (4, 2), (1, 1))),
+            chance.randint(1, 40),
+            chance.randint(1, 70),
+            13,
+        )
+    spread = chance.choice((1.0, 0.1, 4.0, 1e4))
+    inputs = variant.round_inputs(*(draw if isinstance(variant, Tiled) else draw_all)(sizes, turn, spread))
+    if not all(bool(x.isfinite().all()) for x in inputs):
+        mask = Mask()
     with by(Path.TENSORS):
         expected = variant(*inputs, mask, 0.3)
     with by(Path.COMPILED):
@@ -159,12 +175,13 @@ def test_compiled() -> None:
     listed, backward = rules._RUN.listed, rules._BACKWARD.listed
     forward = Tiled(Precision.parse("kernel_bf16"))
     lists = [listed["steps"].listed["precision"], TILING, listed["softmax"], listed["mask"]]
-    try_all(lists, lambda turn, *values: by_both(Tiled(*values[:3]), turn, values[3]), 18)
+    try_all(lists, lambda turn, *values: by_both(Tiled(*values[:3]), turn, values[3]), 30)
 
     def gradients(turn: int, precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> Drawn:
-        return by_both(TiledBackward(forward, precision, Tiling(4, 5), recompute), turn, mask)
+        tiling = Tiling(*((4, 5), (16, 16), (50, 7))[turn % 3], list(Order)[turn % len(Order)])
+        return by_both(TiledBackward(forward, precision, tiling, recompute), turn, mask)
 
-    try_all([backward["steps"].listed["precision"], backward["recompute"], backward["mask"]], gradients, 18)
+    try_all([backward["steps"].listed["precision"], backward["recompute"], backward["mask"]], gradients, 24)
 
 
 def test_instrumented(device: str) -> None:
@@ -229,10 +246,10 @@ PLAIN, SOFTMAX = Precision.uniform(BF16), OnlineSoftmax(exp=Exponential.EXP2)
 QUANTISED = PLAIN.with_step(inputs=Quantised(Cast.parse("e4m3fn:saturate"), values=Microscaled.parse("mxfp8_e4m3")))
 LISTED = PLAIN.with_step(inputs="posit8")
 OF_BACKWARD = BackwardPrecision.uniform(BF16), Tiling(16, 16), Recompute(exponential=Exponential.EXP2)
-
-
-def inputs_of(variant: Any) -> tuple[torch.Tensor, ...]:
-    return draw_all(SIZES) if isinstance(variant, Backward) else draw(SIZES)
+KERNEL = Instrumented(PLAIN, Tiling(16, 16), SOFTMAX)
+KERNEL_BACKWARD = InstrumentedBackward(Exact(), *OF_BACKWARD)
+TRITON = Triton(br=16, bc=16, kernel=Kernel.PORTABLE)
+TRITON_BACKWARD = TritonBackward(Triton(), br=16, bc=16, kernel=Kernel.PORTABLE)
 
 
 def by_rules(variant: Any, mask: Mask) -> str | None:
@@ -260,6 +277,10 @@ def by_name(variant: Any, mask: Mask) -> str | None:
     return None
 
 
+def inputs_of(variant: Any) -> tuple[torch.Tensor, ...]:
+    return draw_all(SIZES) if isinstance(variant, Backward) else draw(SIZES)
+
+
 def hopper(settings: Any, mask: Mask) -> str | None:
     names = ("q", "k", "v", "do") if isinstance(settings, Backward) else ("q", "k", "v")
     return refusal(settings, mask, 132, **dict.fromkeys(names, torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)))
@@ -268,11 +289,8 @@ def hopper(settings: Any, mask: Mask) -> str | None:
 PATHS: list[tuple[Callable[[Any, Mask], str | None], Any]] = [
     (by_rules, Tiled(PLAIN, Tiling(16, 16), SOFTMAX)),
     (by_rules, TiledBackward(Exact(), *OF_BACKWARD)),
-    *((automatic, Instrumented(policy, Tiling(16, 16), SOFTMAX)) for policy in (PLAIN, QUANTISED, LISTED)),
-    (by_name, Instrumented(PLAIN, Tiling(16, 16), SOFTMAX)),
-    (by_name, InstrumentedBackward(Exact(), *OF_BACKWARD)),
-    (by_name, Triton(br=16, bc=16, kernel=Kernel.PORTABLE)),
-    (by_name, TritonBackward(Triton(), br=16, bc=16, kernel=Kernel.PORTABLE)),
+    *((automatic, replace(KERNEL, precision=policy)) for policy in (PLAIN, QUANTISED, LISTED)),
+    *((by_name, variant) for variant in (KERNEL, KERNEL_BACKWARD, TRITON, TRITON_BACKWARD)),
     (hopper, Triton()),
     (hopper, TritonBackward(Triton())),
 ]
@@ -305,3 +323,157 @@ def test_a_field_that_the_reference_alone_reads_goes_by_tensor_operations(monkey
         plain, more = (Tiled(PLAIN, Tiling(16, 16), grown(OnlineSoftmax(), (), novelty))(*inputs, Mask()) for novelty in (0, 4))
     assert (plain.kernel, more.kernel) == (COMPILED, "")
     assert float((lse_of(more) - lse_of(plain)).min()) > 3
+
+
+POLYNOMIAL = EXPONENTIALS["exp2_fa4"]
+# A variant, a setting of it by its place, and a value that its kernel does not implement.
+REFUSED: list[tuple[Any, str, Any]] = [
+    (KERNEL, "precision", Precision.parse("fp64")),
+    (KERNEL, "precision", PLAIN.with_step(row_sum="e8m13")),
+    *((KERNEL, "precision.probabilities", text) for text in ("mxfp8_e4m3", "posit8", "bf16:stochastic")),
+    (KERNEL, "precision.accumulator", "bf16:up"),
+    (KERNEL, "precision.quantise.smoothing", Precision.parse("sage3")),
+    (KERNEL_BACKWARD, "precision", BackwardPrecision.golden()),
+    (KERNEL_BACKWARD, "precision.ds", "bf16:stochastic"),
+    *((each, "tiling.order", Order.RANDOM) for each in (KERNEL, KERNEL_BACKWARD, TRITON, TRITON_BACKWARD)),
+    *((each, side, 512) for each in (KERNEL, KERNEL_BACKWARD, TRITON, TRITON_BACKWARD) for side in ("tiling.br", "tiling.bc")),
+    *((each, "softmax.exp", POLYNOMIAL) for each in (KERNEL, TRITON)),
+    *((each, "recompute.exponential", POLYNOMIAL) for each in (KERNEL_BACKWARD, TRITON_BACKWARD)),
+    *((each, "softmax.tie_shift", 2.0) for each in (KERNEL, TRITON)),
+    *((each, "softmax.sum_over", SumOver.PROBABILITIES) for each in (KERNEL, TRITON)),
+    (TRITON, "softmax.scale_on", ScaleOn.QUERIES),
+    (TRITON, "attention.products", Products.TF32),
+    (TRITON_BACKWARD, "recompute.output", OutputForDelta.UNROUNDED),
+    (Triton(kernel=Kernel.HOPPER), "attention.kernel", FP32),
+    *((each, "problem.head_dim", 300) for each in (KERNEL, TRITON, TRITON_BACKWARD)),
+]
+
+
+@pytest.mark.parametrize(("variant", "setting", "value"), REFUSED)
+def test_what_a_kernel_does_not_implement_is_refused_by_name(variant: Any, setting: str, value: Any, device: str) -> None:
+    """And `Tiled`, which would take the instrumented kernel for its speed, goes without it."""
+    group, _, name = setting.partition(".")
+    dim = value if setting == "problem.head_dim" else 16
+    if isinstance(value, Policy):
+        variant = replace(variant, precision=value)
+    elif group == "precision":
+        variant = replace(variant, precision=variant.precision.with_step(**{name: value}))
+    elif setting == "attention.kernel":
+        variant = replace(variant, fmt=value)
+    elif hasattr(variant, group):
+        variant = replace(variant, **{group: replace(getattr(variant, group), **{name: value})})
+    elif group != "problem":
+        variant = replace(variant, **{name: value})
+    inputs = variant.round_inputs(*(draw_all if isinstance(variant, Backward) else draw)((1, 1, 1, 4, 4, dim)))
+    with pytest.raises(Unsupported) as error:
+        variant(*on(device, inputs), Mask())
+    assert error.value.field == setting
+    if isinstance(variant, Instrumented):
+        with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(instrumented, "is_on_gpu", lambda x: True)
+            reason = str(kernel_refusal(variant, *inputs, Mask(), None, None))
+        assert any(word in reason for word in (setting, "stochastically", "problem.head_dim"))
+
+
+@pytest.fixture
+def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter stands in for a GPU."""
+    monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: True)
+
+
+@pytest.fixture
+def always(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No run is too short."""
+    monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
+
+
+Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+CAUSAL = Mask(causal=True)
+INPUTS: Inputs = PLAIN.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
+
+
+def by_kernel(tensors: Inputs, mask: Mask, scale: float | None = None, count: bool | None = None) -> str:
+    """Why a run goes without the instrumented kernel; empty where it does not."""
+    return kernel_refusal(KERNEL, *tensors, mask, scale, count) or ""
+
+
+def by_passes(tensors: Inputs, mask: Mask, precision: Precision = PLAIN) -> str:
+    """Why a run goes without compiled passes."""
+    q, k, v = (x.to(precision.carrier)[:, :, None] for x in tensors)
+    run = recurrence.Run(Steps.of(precision, 20), OnlineSoftmax(), q, k, v, mask, 0.5, None)
+    return rules.unsupported_reason(run, Tiling()) or ""
+
+
+@pytest.mark.usefixtures("on_any_device")
+@pytest.mark.parametrize("path", [by_kernel, by_passes])
+def test_what_a_run_decides_for_any_path(path: Callable[[Inputs, Mask], str]) -> None:
+    pytest.importorskip("numba")
+    q, k, v = INPUTS
+    wild, trained = v.clone(), k.clone().requires_grad_()
+    wild[..., 3, 2] = math.inf
+    with by(Path.COMPILED):
+        assert path((q, k, v), CAUSAL) == path((q, k, wild), Mask()) == ""
+        assert "finite" in path((q, k, wild), CAUSAL)
+        assert "differentiate" in path((q, trained, v), Mask())
+        with torch.no_grad():
+            assert path((q, trained, v), Mask()) == ""
+    with by(Path.TENSORS):
+        assert "asked for" in path((q, k, v), Mask())
+    assert "short" in path((q, k, v), Mask())
+
+
+@pytest.mark.usefixtures("on_any_device")
+def test_what_a_run_decides_for_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    with by(Path.COMPILED):
+        for why, count, scale in (("counted", True, None), ("emulation", False, None), ("problem.scale", None, -1.0)):
+            assert why in by_kernel(INPUTS, Mask(), scale, count)
+    for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(instrumented, name, least + 1)
+            assert "short" in by_kernel(INPUTS, Mask())
+            patch.setattr(instrumented, name, least)
+            assert by_kernel(INPUTS, Mask()) == ""
+    monkeypatch.setattr(instrumented, "triton_version", lambda: "none")
+    assert "not installed" in by_kernel(INPUTS, Mask())
+    monkeypatch.undo()
+    assert "not on a GPU" in by_kernel(INPUTS, Mask())
+    monkeypatch.setattr(rules, "_FEWEST_SCORES", 1)
+    assert "as fast" in by_passes(INPUTS, Mask(), Precision.parse("kernel_bf16"))
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
+    assert "numba is not installed" in by_passes(INPUTS, Mask())
+
+
+@pytest.mark.usefixtures("always")
+def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Precision.parse("fp16")
+    q, k, v = on(device, policy.round_inputs(*draw((1, 2, 1, 20, 20, 8))))
+    expected = Instrumented(policy, Tiling(64, 16))(q, k, v, CAUSAL, 0.3)
+    for br in (1, 500):
+        got = Tiled(policy, Tiling(br, 16))(q, k, v, CAUSAL, 0.3)
+        assert torch.equal(got.out, expected.out)
+        assert torch.equal(lse_of(got), lse_of(expected))
+        assert (got.launch, got.counters) == (expected.launch, {})
+
+    def too_large(*arguments: object) -> None:
+        raise Unsupported("tiling", "it needs more shared memory than the GPU has")
+
+    monkeypatch.setattr(portable, "run", too_large)
+    got = Tiled(policy)(q, k, v, CAUSAL)
+    assert got.kernel == ""
+    assert got.counters
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("path", [None, Path.COMPILED, Path.TENSORS])
+def test_a_record_names_what_computed_it(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The instrumented kernel counts nothing."""
+    pytest.importorskip("numba")
+    if path is not None:
+        monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: False)
+    problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=16, head_dim=8))
+    with by(path or Path.FASTEST):
+        record = nd.measure(problem, Tiled(PLAIN, Tiling(16, 16)), seeds=2, device="cpu")
+    kernel = "numdev instrumented br=64 bc=16" if path is None else COMPILED if path is Path.COMPILED else ""
+    assert record.kernel.startswith(kernel)
+    assert bool(record.kernel) == bool(kernel)
+    assert (record.table("counters") == [{"seed": 0}, {"seed": 1}]) == (path is None)

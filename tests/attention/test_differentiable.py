@@ -18,8 +18,7 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput, Unsupported
-from tests.attention.gradients import draw_all
-from tests.cases import MASKS
+from tests.cases import MASKS, draw_all
 
 GOLDEN = Tiled(Precision.golden(), Tiling(2, 3))
 PASSES: list[tuple[Attention, Backward]] = [

@@ -30,7 +30,7 @@ from numdev.attention.vendor.flex import Flex, FlexBackward
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
 from numdev.errors import BadInput
-from tests.attention.gradients import Inputs, draw_all
+from tests.cases import Inputs, draw_all
 
 FORWARD, REVERSE = Order.FORWARD, Order.REVERSE
 OURS = "numdev.attention.exact:rounded_once"

@@ -17,9 +17,21 @@ from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential, Normalise
-from tests.attention.gradients import POLICIES as BACKWARD_POLICIES
-from tests.attention.gradients import Inputs, bounds, draw_all, same
-from tests.cases import MASKS, POLICIES, U64, draw, lse_error, lse_of, output_error, reach
+from tests.attention.bounds import fp64_bounds
+from tests.cases import (
+    BACKWARD_POLICIES,
+    MASKS,
+    POLICIES,
+    U64,
+    Inputs,
+    draw,
+    draw_all,
+    lse_error,
+    lse_of,
+    output_error,
+    reach,
+    same,
+)
 from tests.oracles.double_loop import NEVER, add, decayed, is_fully_masked, over, times, visibility
 
 SIZES = (2, 4, 2, 19, 53, 12)
@@ -175,9 +187,9 @@ def test_gradients_in_double_precision_are_exact(mask: str) -> None:
     """No step of the naive pass errs more than that of the tiled one; the scaling of dS is one rounding beside it."""
     inputs = draw_all(SIZES, spread=3.0)
     got = NaiveBackward(BackwardPrecision.golden(), Precision.golden())(*inputs, MASKS[mask])
-    want, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), bounds(inputs, 12**-0.5)
+    want, bound = ExactBackward()(*inputs, MASKS[mask]).tensors(), fp64_bounds(inputs, 12**-0.5)
     for name, tensor in got.tensors().items():
-        assert float((tensor - want[name]).abs().max()) <= 2.1 * vars(bound)[name] * U64, name
+        assert float((tensor - want[name]).abs().max()) <= 2.1 * bound[name] * U64, name
     empty = is_fully_masked(MASKS[mask], 2, 19, 53)[:, None].expand(2, 4, 19)
     assert bool((got.dq[empty] == 0).all())
 

@@ -23,7 +23,7 @@ from numdev.attention.softmax import (
     exp2,
 )
 from numdev.errors import BadInput
-from tests.attention.bounds import EXP2_ERRORS
+from tests.cases import EXP2_ERRORS
 from tests.oracles.double_loop import largest_of, new_maximum
 
 DEGREES = sorted(EXP2_MINIMAX)

@@ -18,9 +18,10 @@ from numdev.attention.tile_schedule import Meeting, Sizes, Turns
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
-from tests.attention.gradients import POLICIES, draw_all, same
 from tests.attention.test_tiled_backward import GOLDEN, check_against_exact
-from tests.oracles.backward_double_loop import WalkingLoop
+from tests.cases import BACKWARD_POLICIES as POLICIES
+from tests.cases import draw_all, same
+from tests.oracles.double_loop import WalkingLoop
 
 turns = st.builds(Turns, st.one_of(st.none(), st.integers(1, 5)), st.sampled_from([4, 8]), st.sampled_from([4, 8]))
 

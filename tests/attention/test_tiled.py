@@ -25,8 +25,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from tests.attention.bounds import EXP2_ERRORS
-from tests.cases import MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
+from tests.cases import EXP2_ERRORS, MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
 from tests.oracles.double_loop import DoubleLoop, is_fully_masked
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)

@@ -20,10 +20,10 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import EXPONENTIALS, DeltaForm, Exponential, OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from tests.attention.gradients import POLICIES, Inputs, bounds, draw_all, same
-from tests.cases import U64, Sizes
-from tests.oracles.backward_double_loop import BackwardDoubleLoop
-from tests.oracles.double_loop import is_fully_masked
+from tests.attention.bounds import fp64_bounds
+from tests.cases import BACKWARD_POLICIES as POLICIES
+from tests.cases import U64, Inputs, Sizes, draw_all, same
+from tests.oracles.double_loop import BackwardDoubleLoop, is_fully_masked
 
 SIZES: Sizes = (2, 4, 2, 19, 27, 8)
 SMALLER: Sizes = (2, 2, 1, 5, 9, 4)
@@ -59,9 +59,9 @@ def check_against_exact(inputs: Inputs, backward: TiledBackward, mask: Mask) -> 
     scale = 1 / math.sqrt(q.shape[3])
     got, want = backward(*inputs, mask), ExactBackward()(*inputs, mask)
     tiles = math.ceil(k.shape[2] / min(backward.tiling.bc, 64))  # those of the forward pass are 64
-    bound = bounds(inputs, scale, tiles, math.ceil(q.shape[2] / backward.tiling.br))
+    bound = fp64_bounds(inputs, scale, tiles, math.ceil(q.shape[2] / backward.tiling.br))
     for name, tensor in got.tensors().items():
-        assert float((tensor - want.tensors()[name]).abs().max()) <= 2 * vars(bound)[name] * U64, name
+        assert float((tensor - want.tensors()[name]).abs().max()) <= 2 * bound[name] * U64, name
     empty = is_fully_masked(mask, q.shape[0], q.shape[2], k.shape[2])[:, None].expand(q.shape[:3])
     assert bool((got.dq[empty] == 0).all())
     assert got.delta is not None
@@ -227,11 +227,11 @@ def test_what_a_row_does_not_see_never_reaches_its_gradient(poison: float, where
         touched_keys = torch.zeros(53, dtype=torch.bool)
         touched_keys[12:29] = True
     poisoned[:, :, 20] = 0.0
-    bound = bounds(inputs, 8**-0.5, 7, 5)
+    bound = fp64_bounds(inputs, 8**-0.5, 7, 5)
     for output, touched in (("dq", touched_rows), ("dk", touched_keys), ("dv", touched_keys)):
         mine, plain = got[output][:, :, ~touched], clean[output][:, :, ~touched]
         assert bool(mine.isfinite().all()), output
-        assert float((mine - plain).abs().max()) <= 2 * vars(bound)[output] * U64, output
+        assert float((mine - plain).abs().max()) <= 2 * bound[output] * U64, output
     assert not bool(got["dq"][:, :, touched_rows].isfinite().all())
 
 

@@ -13,7 +13,7 @@ from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.attention.base import Attention, Gradients, Saved
-from numdev.attention.exact import Exact
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernels import backward as backward_kernels
 from numdev.attention.kernels import forward, launch, portable
@@ -32,10 +32,8 @@ from numdev.attention.softmax import (
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
 from numdev.errors import BadInput, Unsupported
-from tests.attention import gradients as checked
-from tests.attention.gradients import Inputs, draw_all, poison, rounded, saved_of, stored
-from tests.budget import kernel_budget
-from tests.cases import MASKS, Sizes, draw, fitted, lse_of, on
+from tests.attention.bounds import backward_budget, kernel_budget, of_output
+from tests.cases import MASKS, Inputs, Sizes, draw, draw_all, fitted, lse_of, on
 
 RAGGED: Sizes = (1, 4, 2, 20, 37, 24)
 SMALL = Triton(br=16, bc=16)
@@ -47,6 +45,58 @@ SHAPES: list[Sizes] = [
     *((1, 1, 1, 1, 1, 16), (1, 2, 1, 1, 70, 32), (1, 1, 1, 70, 1, 16), (1, 1, 1, 33, 64, 80)),
     *((1, 1, 1, 20, 20, 256), (1, 6, 2, 17, 40, 96), (1, 2, 2, 50, 20, 16), RAGGED),
 ]
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `torch.empty` return NaN, or a large number, so that an element that no kernel writes shows."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **keywords: object) -> Tensor:
+        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
+        if made.is_floating_point():
+            return made.fill_(float("nan")) if made.dtype.itemsize > 1 else made
+        return made.fill_(123)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def rounded(backward: TritonBackward, inputs: Inputs, device: str) -> Inputs:
+    q, k, v, do = (x.to(device) for x in backward.round_inputs(*inputs))
+    return q, k, v, do
+
+
+def stored(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    q, k, v, do = (x.to(dtype) for x in inputs)
+    return q, k, v, do
+
+
+def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float) -> Saved:
+    """Golden O and LSE, as a kernel would save them."""
+    golden = Exact()(*inputs[:3], mask, scale)
+    assert golden.lse is not None
+    return Saved(backward.precision.output(golden.out), golden.lse.float())
+
+
+def check_gradients(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
+    """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
+    on_device, scale = rounded(backward, inputs, device), inputs[0].shape[-1] ** -0.5
+    got = backward.backward(*on_device, saved_of(backward, on_device, mask, scale), mask, scale)
+    golden = ExactBackward()(*on_device, mask, scale)
+    bounds = backward_budget(backward.precision, on_device, mask, scale, product)
+    for name in ("dq", "dk", "dv"):
+        mine, exact = getattr(got, name), getattr(golden, name).cpu()
+        assert mine.dtype == backward.fmt.dtype
+        assert not bool(mine.isnan().any()), f"{name}: an element was not written"
+        bound = of_output(getattr(bounds, name), exact, backward.precision)
+        assert bool(((mine.double().cpu() - exact).abs() <= bound).all()), name
+    assert got.delta is not None
+    assert golden.delta is not None
+    difference = (got.delta.double() - golden.delta).abs().cpu()
+    assert bool((difference <= bounds.delta + 2.0**-24 * golden.delta.abs().cpu()).all()), "delta"
+    hidden = ~mask.seeing_rows(on_device[0].shape[0], on_device[0].shape[2], on_device[1].shape[2])
+    for x in (got.dq, got.delta):
+        assert bool((x.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
+    return got
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +221,7 @@ def padded(
 ) -> None:
     """Hold keys beyond the last of each batch entry to `value`, and the result to its bits with zeros there."""
     mask = Mask(causal=causal, key_lengths=lengths)
-    q, k, v = on(device, (t.to(attend.storage) for t in attend.round_inputs(*draw(sizes))))
+    q, k, v = on(device, attend.round_inputs(*draw(sizes)), attend.storage)
     results = []
     for filling in (0.0, value):
         k, v = k.clone(), v.clone()
@@ -264,7 +314,7 @@ def test_without_a_gpu_or_the_interpreter_it_says_what_it_needs(monkeypatch: pyt
 
 def check_backward(runs: TritonBackward, inputs: Inputs, mask: Mask, device: str, *, product: float = 0.0) -> Gradients:
     """As `checked.check`, of the portable kernels."""
-    got = checked.check(runs, inputs, mask, device, product=product)
+    got = check_gradients(runs, inputs, mask, device, product=product)
     assert got.kernel.startswith("numdev portable backward "), got.kernel
     return got
 

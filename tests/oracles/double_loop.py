@@ -1,16 +1,17 @@
-"""Tiled attention as the papers draw it: a double loop over tiles of Q and tiles of K and V, one matmul per pair.
+"""Tiled attention and its gradients as the papers draw them: a double loop over tiles of Q and tiles of K and V.
 
 One batch entry and one head at a time, every step a line of the recurrence in DESIGN section 3, in either loop order:
 queries outside (FlashAttention-2, Algorithm 1) or keys outside with the state of every Q tile kept (FlashAttention-1,
-Algorithm 1). The mask, the order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts, products
-and operations that round once are numdev's, which have oracles of their own. Here every operation takes the careful way.
+Algorithm 1); backward, each tile of Q meets each tile of K and V (Dao 2023, Algorithm 2, with its loops exchanged). The mask, the
+order of tiles, the lazy and the tie-shifted maximum are stated anew, key by key; only casts, products and operations that round
+once are numdev's, which have oracles of their own. Here every operation takes the careful way.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,8 +24,9 @@ from numdev.arithmetic.formats import format_of
 from numdev.arithmetic.products import row_sums
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver, exp2
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn, SumOver, exp2
+from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 
 NEVER = float("-inf")
@@ -133,6 +135,10 @@ def add(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
 
 def times(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
     return once(Operation.MULTIPLY, cast, x, y)
+
+
+def less(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
+    return once(Operation.SUBTRACT, cast, x, y)
 
 
 def over(cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
@@ -292,3 +298,133 @@ class DoubleLoop:
             weight = decayed(step.rescale, lse, whole, Exponential.EXP)
             out = add(step.accumulator, out, times(step.accumulator, part, weight))
         return out, whole
+
+
+def tiles(size: int, length: int, tiling: Tiling, order: Order) -> list[range]:
+    """The tiles of a dimension in an order."""
+    cut = [range(start, min(start + size, length)) for start in range(0, length, size)]
+    return reordered(cut, replace(tiling, order=order))
+
+
+def rows(x: Tensor, tile: range) -> Tensor:
+    return x[tile.start : tile.stop]
+
+
+@dataclass(frozen=True)
+class Head:
+    """What one query head sees of a run: its own rows, and those of its KV head."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    do: Tensor
+    out: Tensor
+    lse: Tensor
+    seen: Tensor
+
+
+@dataclass(frozen=True)
+class BackwardDoubleLoop:
+    """The oracle of gradients; call it like `TiledBackward.backward`, with rounded inputs and what the forward pass saved."""
+
+    precision: BackwardPrecision
+    tiling: Tiling
+    recompute: Recompute = Recompute()
+    query_order: Order | None = None
+
+    def __call__(
+        self, inputs: tuple[Tensor, Tensor, Tensor, Tensor], out: Tensor, lse: Tensor, mask: Mask, scale: float
+    ) -> dict[str, Tensor]:
+        """dq, dk, dv and delta, of the shapes of `Gradients`."""
+        q, k, v, do = inputs
+        made = {"dq": torch.zeros_like(q), "dk": torch.zeros_like(k), "dv": torch.zeros_like(v), "delta": torch.zeros_like(lse)}
+        group = q.shape[1] // k.shape[1]
+        for b in range(q.shape[0]):
+            seen = visibility(mask, b, q.shape[2], k.shape[2])
+            for h in range(q.shape[1]):
+                g = h // group
+                head = Head(q[b, h], k[b, g], v[b, g], do[b, h], out[b, h], lse[b, h][:, None], seen)
+                delta = self._delta(head, scale)
+                made["delta"][b, h] = delta[:, 0]
+                self._head(head, delta, scale, (made["dq"][b, h], made["dk"][b, g], made["dv"][b, g]))
+        step = self.precision
+        made["dq"] = step.output(times(step.dq_sum, made["dq"], scale))
+        made["dk"] = step.output(times(step.dk_sum, made["dk"], scale))
+        made["dv"] = step.output(made["dv"])
+        return made
+
+    def _key_tiles(self, head: Head) -> list[range]:
+        return tiles(self.tiling.bc, len(head.k), self.tiling, self.tiling.order)
+
+    def _head(self, head: Head, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]) -> None:
+        """Adds one query head to dQ, and to dK and dV of its KV head."""
+        for mine, keys in self._pairs(head):
+            self._pair(head, mine, keys, delta, scale, sums)
+
+    def _pairs(self, head: Head) -> list[tuple[range, range]]:
+        """Each tile of queries with each tile of keys."""
+        order = self.tiling.order if self.query_order is None else self.query_order
+        queries = tiles(self.tiling.br, len(head.q), self.tiling, order)
+        return [(mine, keys) for mine in queries for keys in self._key_tiles(head)]
+
+    def _pair(
+        self, head: Head, mine: range, keys: range, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
+        step, (dq, dk, dv) = self.precision, sums
+        p, dp = self._recomputed(head, mine, keys, scale)
+        difference = less(step.difference, dp, rows(delta, mine))
+        ds = step.ds(times(step.difference, difference, p))
+        p = step.probabilities(p)
+        rows(dq, mine).copy_(add(step.dq_sum, rows(dq, mine), step.dq(ds, rows(head.k, keys))))
+        rows(dk, keys).copy_(add(step.dk_sum, rows(dk, keys), step.dk(ds.T, rows(head.q, mine))))
+        rows(dv, keys).copy_(add(step.dv_sum, rows(dv, keys), step.dv(p.T, rows(head.do, mine))))
+
+    def _recomputed(self, head: Head, mine: range, keys: range, scale: float) -> tuple[Tensor, Tensor]:
+        """P and dP of one pair of tiles, 0 where a row does not see a key."""
+        step, kind = self.precision, self.recompute.exponential
+        factor = scale * math.log2(math.e) if kind.binary else scale
+        s = times(step.scores.accumulate, step.scores(rows(head.q, mine), rows(head.k, keys).T), factor)
+        lse = rows(head.lse, mine)
+        seen = rows(head.seen, mine)[:, keys.start : keys.stop] & (lse != NEVER)
+        if kind.binary:
+            lse = times(step.exponential, lse, math.log2(math.e))
+        difference = less(step.exponential, torch.where(seen, s, 0.0), torch.where(lse == NEVER, 0.0, lse))
+        p = torch.where(seen, step.exponential(exponential(difference, kind)), 0.0)
+        return p, torch.where(seen, step.dp(rows(head.do, mine), rows(head.v, keys).T), 0.0)
+
+    def _delta(self, head: Head, scale: float) -> Tensor:
+        """`[queries, 1]`, 0 for a row that sees no key."""
+        cast = self.precision.delta.accumulate
+        if self.recompute.delta is DeltaForm.OUTPUT:
+            delta = self.precision.delta.sum(times(cast, head.do, head.out))
+        else:
+            delta = torch.zeros_like(head.lse)
+            for keys in self._key_tiles(head):
+                p, dp = self._recomputed(head, range(len(head.q)), keys, scale)
+                delta = add(cast, delta, self.precision.delta.sum(times(cast, dp, p)))
+        return torch.where(head.lse == NEVER, 0.0, delta)
+
+
+@dataclass(frozen=True)
+class WalkingLoop(BackwardDoubleLoop):
+    """Every program owns keys, and pairs come as a clock has them: all programs of a group make a step at once.
+
+    For rows that all see a key.
+    """
+
+    turns: Turns = Turns(None)
+
+    def _pairs(self, head: Head) -> list[tuple[range, range]]:
+        keys = [range(j, min(j + self.tiling.bc, len(head.k))) for j in range(0, len(head.k), self.tiling.bc)]
+        units = math.ceil(len(head.q) / self.turns.unit)
+        clock = []
+        for tile in keys:
+            owner = tile.start // self.turns.tile
+            together = self.turns.together or len(head.k)
+            for unit in range(units):
+                arrival = units - 1 - unit if self.turns.together is None else (unit - owner % together) % units
+                start, end = unit * self.turns.unit, min((unit + 1) * self.turns.unit, len(head.q))
+                parts = [range(i, min(i + self.tiling.br, end)) for i in range(start, end, self.tiling.br)]
+                place = (owner // together, arrival, tile.start)
+                clock += [((*place, part.start), part, tile) for part in parts]
+        return [(mine, tile) for _, mine, tile in sorted(clock, key=lambda one: one[0])]

@@ -22,7 +22,7 @@ from numdev.attention.steps import Steps
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Kernel, Triton
 from numdev.errors import BadInput
-from tests.budget import kernel_budget
+from tests.attention.bounds import kernel_budget
 from tests.cases import POLICIES, Sizes, draw, lse_of, on
 
 SMALL = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE)

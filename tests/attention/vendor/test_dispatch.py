@@ -15,7 +15,7 @@ from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput, Unsupported
-from tests.budget import kernel_budget
+from tests.attention.bounds import kernel_budget
 from tests.cases import MASKS as ALL_MASKS
 from tests.cases import Sizes, draw, fitted, on
 

@@ -21,11 +21,8 @@ from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
-from tests.attention.gradients import Inputs, draw_all, same
-from tests.attention.kernels.backward_budget import Bounds, Left, backward_budget, of_output
-from tests.attention.vendor.budget import stored_budget
-from tests.budget import kernel_budget
-from tests.cases import Sizes
+from tests.attention.bounds import Bounds, Left, backward_budget, kernel_budget, of_output, stored_budget
+from tests.cases import Inputs, Sizes, draw_all, same
 
 SIZES: Sizes = (2, 4, 4, 64, 64, 32)
 GROUPED: Sizes = (2, 4, 2, 37, 53, 24)

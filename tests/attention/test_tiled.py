@@ -1,4 +1,4 @@
-"""The laws of tiled attention: what changes no bit, what is exact, and what each variant of the recurrence does."""
+"""The laws of tiled attention and its gradients: what changes no bit, what is exact, and what every policy does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,22 +15,52 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev.arithmetic.dot import Dot
-from numdev.arithmetic.formats import BF16, FP16, Format
+from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import tiled
-from numdev.attention.base import Output
-from numdev.attention.exact import Exact
+from numdev.attention.base import Output, Saved
+from numdev.attention.differentiable import saved_by
+from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, Exponential, Maximum, Normalise, OnlineSoftmax, ScaleOn, SumOver
-from numdev.attention.tiled import Tiled
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import (
+    EXP2_MINIMAX,
+    EXPONENTIALS,
+    DeltaForm,
+    Exponential,
+    Maximum,
+    Normalise,
+    OnlineSoftmax,
+    OutputForDelta,
+    Recompute,
+    ScaleOn,
+    SumOver,
+)
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
-from tests.cases import EXP2_ERRORS, MASKS, POLICIES, U64, Sizes, draw, lse_of, reach, tiled_error
-from tests.oracles.double_loop import DoubleLoop, is_fully_masked
+from tests.attention.bounds import fp64_bounds
+from tests.cases import (
+    BACKWARD_POLICIES,
+    EXP2_ERRORS,
+    MASKS,
+    POLICIES,
+    U64,
+    Inputs,
+    Sizes,
+    draw,
+    draw_all,
+    lse_of,
+    reach,
+    same,
+    tiled_error,
+)
+from tests.oracles.double_loop import BackwardDoubleLoop, DoubleLoop, is_fully_masked
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL: Sizes = (2, 2, 1, 9, 23, 8)
+BACKWARD_SIZES: Sizes = (2, 4, 2, 19, 27, 8)
+BACKWARD_SMALL: Sizes = (2, 2, 1, 5, 9, 4)
 RANDOM = "bf16:stochastic:seed=2"
 BATCH_ONE: Sizes = (1, 2, 1, 21, 37, 12)
 
@@ -199,6 +230,15 @@ def test_the_double_loop_gives_the_same_bits(
     assert_same(Tiled(precision, tiling, soft)(*inputs, mask, 0.21), Output(out, lse))
 
 
+def slopes(of: Callable[[Format], dict[str, tuple[Tensor, Tensor]]]) -> list[float]:
+    """Slopes of log2(RMS error) against mantissa bits, of each output of a run and the exact one."""
+    bits, errors = list(range(6, 31, 4)), dict[str, list[float]]()
+    for mantissa in bits:
+        for name, (got, exact) in of(Format(11, mantissa)).items():
+            errors.setdefault(name, []).append(math.log2(float((got - exact).square().mean().sqrt())))
+    return [float(np.polyfit(bits, each, 1)[0]) for each in errors.values()]
+
+
 @pytest.mark.parametrize("normalise", Normalise)
 @pytest.mark.parametrize("splits", [1, 3])
 def test_error_halves_with_every_mantissa_bit(normalise: Normalise, splits: int) -> None:
@@ -207,16 +247,20 @@ def test_error_halves_with_every_mantissa_bit(normalise: Normalise, splits: int)
     An RMS over 2 * 64 * 16 elements has a relative standard error near 1 / sqrt(2 * 64 * 16) = 2 %, more as errors within a
     row share l; even at 20 % an end point of a span of 24 bits moves the slope by log2(1.2) / 24 = 0.01.
     """
-    q, k, v = draw((1, 2, 2, 64, 64, 16))
-    bits, errors = list(range(6, 31, 4)), []
-    for mantissa in bits:
-        precision = Precision.uniform(Format(11, mantissa))
-        inputs = precision.round_inputs(q, k, v)
-        got = Tiled(precision, Tiling(16, 16, splits=splits), OnlineSoftmax(normalise))(*inputs, Mask()).out
-        errors.append(math.log2(float((got - Exact()(*inputs, Mask()).out).square().mean().sqrt())))
-    x, y = torch.tensor(bits, dtype=torch.float64), torch.tensor(errors, dtype=torch.float64)
-    slope = float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
-    assert abs(slope + 1) <= 0.1
+
+    def forward(fmt: Format) -> dict[str, tuple[Tensor, Tensor]]:
+        variant = Tiled(Precision.uniform(fmt), Tiling(16, 16, splits=splits), OnlineSoftmax(normalise))
+        inputs = variant.round_inputs(*draw((1, 2, 2, 64, 64, 16)))
+        return {"out": (variant(*inputs, Mask()).out, Exact()(*inputs, Mask()).out)}
+
+    def backward(fmt: Format) -> dict[str, tuple[Tensor, Tensor]]:
+        own = Tiled(Precision.uniform(fmt), Tiling(16, 16), OnlineSoftmax(normalise))
+        variant = TiledBackward(own, BackwardPrecision.uniform(fmt), Tiling(16, 16))
+        inputs = variant.round_inputs(*draw_all((1, 2, 2, 40, 40, 16)))
+        got, exact = variant(*inputs, Mask()).tensors(), ExactBackward()(*inputs, Mask()).tensors()
+        return {name: (tensor, exact[name]) for name, tensor in got.items()}
+
+    assert all(abs(slope + 1) <= 0.1 for slope in slopes(forward) + (slopes(backward) if splits == 1 else []))
 
 
 @pytest.mark.parametrize(
@@ -252,25 +296,6 @@ def test_stochastic_rounding_draws_anew_at_every_tile() -> None:
     assert abs(float(got.mean()) - 1) <= 5 * 0.0313 / math.sqrt(rows)
     assert 0.02 < float(got.std()) < 0.0313 + 0.007
     assert len(set(got.tolist())) > 10
-
-
-@pytest.mark.parametrize("step", ["row_sum", "exponential", "values", "output"])
-def test_every_step_rounds_without_bias(step: str) -> None:
-    """A whole recurrence with one random step: the mean over seeds is the result without its rounding, within five errors."""
-    inputs = Precision.kernel(FP16).round_inputs(*draw((1, 1, 1, 16, 64, 8)))
-    base = Precision.parse("kernel_fp32")
-    exact = Tiled(base, Tiling(16, 16))(*inputs, Mask()).out.double()
-    results = []
-    for seed in range(60):
-        cast = Cast.parse(f"fp16:stochastic:seed={seed}")
-        policy = base.with_step(**{step: cast})
-        results.append(Tiled(policy, Tiling(16, 16), count=False)(*inputs, Mask()).out.double())
-    stacked = torch.stack(results)
-    error = stacked.std(0) / math.sqrt(len(results))
-    # Of 60 draws none may go up where the chance is below 1/60. The bias of exp of a rounded argument is second order, 2^-22.
-    off = ((stacked.mean(0) - exact).abs() / torch.maximum(error, FP16.ulp(exact) / 60)).flatten()
-    assert float(off.max()) < 5
-    assert float(stacked.std(0).mean()) > 1e-6
 
 
 NO_INFINITY = ["e4m3fn", "e2m14finite", "e4m3fn:saturate", "bf16:saturate", "int8"]
@@ -318,3 +343,205 @@ def test_padding_touches_nothing_whatever_it_holds(name: str, poison: float) -> 
         assert torch.equal(got.out[:, :, :29].isfinite(), seen.out[:, :, :29].isfinite())
         assert torch.allclose(got.out[:, :, :29], seen.out[:, :, :29], rtol=1e-2, atol=1e-2)
         assert not bool(got.out[:, :, 29:].isfinite().any())
+
+
+recomputations = st.builds(
+    Recompute,
+    delta=st.sampled_from(DeltaForm),
+    output=st.sampled_from(OutputForDelta),
+    exponential=st.sampled_from([Exponential.EXP, Exponential.EXP2]),
+)
+with_polynomials = st.builds(replace, recomputations, exponential=st.sampled_from([Exponential.EXP2, EXPONENTIALS["exp2_poly3"]]))
+orders = st.one_of(st.none(), st.sampled_from(Order))
+GOLDEN = Tiled(Precision.golden())
+
+
+def check_gradients(inputs: Inputs, backward: TiledBackward, mask: Mask) -> None:
+    """Within twice `bounds` of the exact gradients, whose own error is no larger."""
+    q, k = inputs[0], inputs[1]
+    scale = 1 / math.sqrt(q.shape[3])
+    got, want = backward(*inputs, mask), ExactBackward()(*inputs, mask)
+    tiles = math.ceil(k.shape[2] / min(backward.tiling.bc, 64))  # those of the forward pass are 64
+    bound = fp64_bounds(inputs, scale, tiles, math.ceil(q.shape[2] / backward.tiling.br))
+    for name, tensor in got.tensors().items():
+        assert float((tensor - want.tensors()[name]).abs().max()) <= 2 * bound[name] * U64, name
+    empty = is_fully_masked(mask, q.shape[0], q.shape[2], k.shape[2])[:, None].expand(q.shape[:3])
+    assert bool((got.dq[empty] == 0).all())
+    assert got.delta is not None
+    assert bool((got.delta[empty] == 0).all())
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([(2, 1), (2, 2), (4, 2)]),
+    st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 19)),
+    tilings,
+    recomputations,
+    orders,
+    masks,
+    st.sampled_from([1.0, 3.0, 60.0]),
+)
+def test_gradients_of_any_tiling_in_double_precision_are_exact(
+    heads: tuple[int, int],
+    sizes: tuple[int, int, int],
+    tiling: Tiling,
+    recompute: Recompute,
+    order: Order | None,
+    mask: Mask,
+    spread: float,
+) -> None:
+    """Ragged ends, more queries than keys, and large scores among them."""
+    lengths = None if mask.key_lengths is None else (min(mask.key_lengths[0], sizes[1]),)
+    backward = TiledBackward(GOLDEN, BackwardPrecision.golden(), replace(tiling, splits=1), recompute, order)
+    check_gradients(draw_all((1, *heads, *sizes), sum(sizes), spread), backward, replace(mask, key_lengths=lengths))
+
+
+def run_both(
+    policy: BackwardPrecision, forward: Precision, inputs: Inputs, mask: Mask, variant: TiledBackward, scale: float
+) -> None:
+    """The implementation and the oracle on what one forward pass saved."""
+    rounded = policy.round_inputs(*inputs)
+    saved = saved_by(Tiled(forward), variant.reads, rounded[:3], mask, scale)
+    oracle = BackwardDoubleLoop(policy, variant.tiling, variant.recompute, variant.query_order)
+    out, lse = saved.out.to(policy.carrier), saved.lse.to(policy.carrier)
+    same(variant.backward(*rounded, saved, mask, scale), oracle(rounded, out, lse, mask, scale))
+
+
+ROUNDINGS = ["", ":toward_zero", ":up", ":nearest_away", ":odd"]
+FORMATS = ["bf16", "fp16", "tf32", "e8m9", "e5m2", "e8m13", "fp32", "e4m3fn:saturate", "bf16:down"]
+casts = st.one_of(
+    st.sampled_from(FORMATS), st.builds(lambda f, r: f + r, st.sampled_from(FORMATS[:6]), st.sampled_from(ROUNDINGS))
+)
+dots = st.builds(lambda cast, every: cast + every, casts, st.sampled_from(["", "", "@4", "@16"]))
+DOTS = ("scores", "dp", "delta", "dq", "dk", "dv")
+policies = st.fixed_dictionaries({name: dots if name in DOTS else casts for name in BackwardPrecision.golden().steps()}).map(
+    lambda steps: BackwardPrecision.golden().with_step(**steps)
+)
+
+
+@settings(max_examples=25)
+@given(
+    st.one_of(policies, st.sampled_from(sorted(BACKWARD_POLICIES)).map(lambda name: BACKWARD_POLICIES[name]())),
+    st.builds(Tiling, br=st.integers(3, 8), bc=st.integers(3, 12), order=st.sampled_from(Order), seed=st.integers(0, 9)),
+    st.one_of(recomputations, with_polynomials),
+    orders,
+    masks,
+)
+def test_the_double_loop_gives_the_same_gradients_under_any_policy(
+    policy: BackwardPrecision, tiling: Tiling, recompute: Recompute, order: Order | None, mask: Mask
+) -> None:
+    """Batch entries and grouped heads among them."""
+    variant = TiledBackward(GOLDEN, policy, tiling, recompute, order)
+    both = replace(mask, key_lengths=None if mask.key_lengths is None else (min(mask.key_lengths[0], 9), 7))
+    run_both(policy, Precision.kernel(FP16), draw_all(BACKWARD_SMALL), both, variant, 0.21)
+
+
+@pytest.mark.parametrize("output", OutputForDelta)
+def test_delta_is_of_the_output_that_is_asked_for(output: OutputForDelta) -> None:
+    forward = Tiled(Precision.kernel(BF16), Tiling(16, 16))
+    variant = TiledBackward(forward, BackwardPrecision.kernel(BF16), Tiling(16, 16), Recompute(output=output))
+    q, k, v, do = variant.round_inputs(*draw_all(BACKWARD_SIZES))
+    rounded = forward(q, k, v, Mask()).out
+    whole = Tiled(Precision.kernel(BF16).with_step(output=FP32), Tiling(16, 16))(q, k, v, Mask()).out
+    assert not torch.equal(rounded, whole)
+    read = rounded if output is OutputForDelta.ROUNDED else whole
+    assert torch.equal(variant(q, k, v, do, Mask()).tensors()["delta"], (do * read).sum(-1))
+
+
+@pytest.mark.parametrize("name", ["kernel_bf16", "golden"])
+def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
+    """Of O and LSE in FP64 an FP32 carrier takes the nearest numbers, whatever `inputs` is; an FP64 carrier takes all digits."""
+    policy = BACKWARD_POLICIES[name]()
+    variant = TiledBackward(GOLDEN, policy)
+    inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
+    saved = saved_by(GOLDEN, OutputForDelta.ROUNDED, inputs[:3], Mask(), None)
+    carried, narrow = (Saved(saved.out.to(to).double(), saved.lse.to(to).double()) for to in (policy.carrier, torch.bfloat16))
+    whole = variant.backward(*inputs, saved, Mask())
+    same(whole, variant.backward(*inputs, carried, Mask()).tensors())
+    assert not torch.equal(whole.dq, variant.backward(*inputs, narrow, Mask()).dq)
+    assert torch.equal(saved.lse, carried.lse) == (policy.carrier == torch.float64)
+
+
+@pytest.mark.parametrize(("name", "poison"), [("golden", math.inf), ("kernel_bf16", math.nan), ("uniform_fp16", -math.inf)])
+@pytest.mark.parametrize("delta", DeltaForm)
+def test_padding_touches_no_gradient(name: str, poison: float, delta: DeltaForm) -> None:
+    """Keys past `key_lengths`, and rows that see no key: their q and do."""
+    policy = BACKWARD_POLICIES[name]()
+    variant = TiledBackward(Tiled(Precision.kernel(BF16), Tiling(16, 16)), policy, Tiling(16, 16), Recompute(delta))
+    mask = Mask(causal=True, key_lengths=(15, 0))  # of 19 queries on 27 keys the first sees 9
+    short = Mask(causal=True, key_lengths=(5, 0), window=6)
+    for each in (mask, short):
+        inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
+        clean = variant(*inputs, each).tensors()
+        q, k, v, do = (x.clone() for x in inputs)
+        for b, length in enumerate(each.key_lengths or ()):
+            k[b, :, length:], v[b, :, length:] = poison, poison
+        hidden = is_fully_masked(each, 2, 19, 27)[:, None].expand(2, 4, 19)
+        assert bool(hidden.any())
+        q[hidden], do[hidden] = poison, poison
+        same(variant(q, k, v, do, each), clean)
+        assert all(bool(tensor.isfinite().all()) for tensor in clean.values())
+        assert bool((clean["dq"][hidden] == 0).all())
+        for b, length in enumerate(each.key_lengths or ()):
+            assert bool((clean["dk"][b, :, length:] == 0).all())
+            assert bool((clean["dv"][b, :, length:] == 0).all())
+
+
+@pytest.mark.parametrize(("where", "poison"), [("q", math.nan), ("v", math.inf), ("do", -math.inf), ("k", math.nan)])
+def test_what_a_row_does_not_see_never_reaches_its_gradient(poison: float, where: str) -> None:
+    """One row of q or do reaches the keys that it sees and no other; one key the rows that see it and no other.
+
+    dK and dV of other keys, and dQ of other rows, are those without the poison but for the order of sums.
+    """
+    mask = Mask(causal=True, window=9)
+    variant = TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(8, 8))
+    inputs = draw_all((1, 2, 1, 37, 53, 8))
+    clean = variant(*inputs, mask).tensors()
+    poisoned = inputs[("q", "k", "v", "do").index(where)]
+    poisoned[:, :, 20] = poison
+    got = variant(*inputs, mask).tensors()
+    if where in ("q", "do"):  # row 20 stands at position 36 and sees keys 28 to 36
+        touched_keys = torch.zeros(53, dtype=torch.bool)
+        touched_keys[28:37] = True
+        touched_rows = torch.zeros(37, dtype=torch.bool)
+        touched_rows[20] = True
+    else:  # key 20 is seen by the rows at positions 20 to 28, rows 4 to 12, and these see keys 12 to 28
+        touched_rows = torch.zeros(37, dtype=torch.bool)
+        touched_rows[4:13] = True
+        touched_keys = torch.zeros(53, dtype=torch.bool)
+        touched_keys[12:29] = True
+    poisoned[:, :, 20] = 0.0
+    bound = fp64_bounds(inputs, 8**-0.5, 7, 5)
+    for output, touched in (("dq", touched_rows), ("dk", touched_keys), ("dv", touched_keys)):
+        mine, plain = got[output][:, :, ~touched], clean[output][:, :, ~touched]
+        assert bool(mine.isfinite().all()), output
+        assert float((mine - plain).abs().max()) <= 2 * bound[output] * U64, output
+    assert not bool(got["dq"][:, :, touched_rows].isfinite().all())
+
+
+def test_stochastic_rounding_repeats_and_differs_between_replicates() -> None:
+    cast = Cast.parse(RANDOM)
+    variant = TiledBackward(
+        Tiled(Precision.kernel(BF16)), BackwardPrecision.throughout(cast), Tiling(16, 16), Recompute(DeltaForm.PROBABILITIES)
+    )
+    inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
+    first, again = variant(*inputs, Mask()), variant(*inputs, Mask())
+    same(first, again.tensors())
+    other = variant.replicate(1)(*inputs, Mask()).tensors()
+    assert all(not torch.equal(tensor, other[name]) for name, tensor in first.tensors().items())
+    plain = TiledBackward(GOLDEN, BackwardPrecision.golden())
+    assert plain.replicate(1) is plain
+
+
+def test_a_backward_run_counts_its_events() -> None:
+    inputs = draw_all(BACKWARD_SIZES, spread=4.0)
+    variant = TiledBackward(Tiled(Precision.kernel(FP16)), BackwardPrecision.kernel(FP16), Tiling(16, 16))
+    rounded = variant.round_inputs(*inputs)
+    counted = variant(*rounded, Mask(causal=True))
+    quiet = replace(variant, count=False)(*rounded, Mask(causal=True))
+    same(counted, quiet.tensors())
+    assert quiet.counters == {}
+    assert 0 < counted.counters["p_flushed"] < 1
+    assert counted.counters["ds_flushed"] >= counted.counters["p_flushed"] / 2
+    coarse = replace(variant, precision=variant.precision.with_step(scores="e5m2"))(*rounded, Mask(causal=True))
+    assert coarse.counters["p_above_one"] > 0

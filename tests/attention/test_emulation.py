@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from numdev.attention.emulation import emulation_of, gradients_emulation_of
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive, NaiveBackward
+from numdev.attention.naive import Naive
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax
@@ -25,12 +26,11 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.attention.vendor.custom import Custom
-from numdev.attention.vendor.dispatch import ByAutograd
 from numdev.attention.vendor.flex import Flex, FlexBackward
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
 from numdev.errors import BadInput
-from tests.cases import Inputs, draw_all
+from tests.cases import draw_all
 
 FORWARD, REVERSE = Order.FORWARD, Order.REVERSE
 OURS = "numdev.attention.exact:rounded_once"
@@ -49,7 +49,6 @@ def of(head_dim: int, heads: int = 64) -> Shape:
         (Sdpa(Backend.FLASH), 64, {}, (128, REVERSE)),
         (Sdpa(Backend.FLASH), 128, {}, (64, REVERSE)),
         (Sdpa(Backend.FLASH), 96, {"bc": 64}, (64, REVERSE)),
-        (Sdpa(Backend.EFFICIENT), 128, {}, (128, FORWARD)),
         (Sdpa(Backend.EFFICIENT), 128, {"bc": 32, "order": REVERSE}, (32, REVERSE)),
         (Sdpa(Backend.CUDNN), 128, {"bc": 128, "order": FORWARD}, (128, FORWARD)),
         (Flex(bc=32), 64, {}, (32, FORWARD)),
@@ -82,29 +81,23 @@ def test_what_is_not_known_must_be_said(variant: Attention, dim: int, field: str
         emulation_of(Sdpa(Backend.CUDNN), of(64), bc=128)
 
 
-class TestFlashOnAGpu:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 132 multiprocessors: with fewer than 212 blocks of 64 rows FlashAttention-2 splits the keys."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
 
-    @pytest.fixture(autouse=True)
-    def gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
 
-    def test_the_last_shape_that_it_splits(self) -> None:
-        few = Shape(heads=1, kv_heads=1, queries=211 * 64, keys=1000)
-        with pytest.raises(BadInput, match=r"^tiling.bc: .*211 blocks of 64 rows .* splits the keys: give more heads"):
-            emulation_of(Sdpa(Backend.FLASH), few)
-        assert emulation_of(Sdpa(Backend.FLASH), few, bc=256, order=REVERSE, splits=2).tiling == Tiling(
-            bc=256, order=REVERSE, splits=2
-        )
-
-    def test_heads_that_share_keys_are_rows_of_one_where_there_is_one_query(self) -> None:
-        with pytest.raises(BadInput, match=r"^tiling.bc: .*128 blocks of 64 rows"):
-            emulation_of(Sdpa(Backend.FLASH), Shape(batch=16, heads=32, kv_heads=8, queries=1, keys=1000))
-
-    def test_the_first_that_it_does_not(self) -> None:
-        many = Shape(heads=1, kv_heads=1, queries=211 * 64 + 1, keys=1000)
-        assert emulation_of(Sdpa(Backend.FLASH), many).tiling == Tiling(bc=128, order=REVERSE)
+@pytest.mark.usefixtures("gpu")
+def test_flash_on_a_gpu_splits_the_keys_of_few_rows() -> None:
+    """Heads that share keys are rows of one where there is one query."""
+    flash, few = Sdpa(Backend.FLASH), Shape(heads=1, kv_heads=1, queries=211 * 64, keys=1000)
+    with pytest.raises(BadInput, match=r"^tiling.bc: .*211 blocks of 64 rows .* splits the keys: give more heads"):
+        emulation_of(flash, few)
+    assert emulation_of(flash, few, bc=256, order=REVERSE, splits=2).tiling == Tiling(bc=256, order=REVERSE, splits=2)
+    with pytest.raises(BadInput, match=r"^tiling.bc: .*128 blocks of 64 rows"):
+        emulation_of(flash, Shape(batch=16, heads=32, kv_heads=8, queries=1, keys=1000))
+    assert emulation_of(flash, replace(few, queries=211 * 64 + 1)).tiling == Tiling(bc=128, order=REVERSE)
 
 
 def test_formats_and_recurrence_are_the_kernels() -> None:
@@ -119,24 +112,16 @@ def test_formats_and_recurrence_are_the_kernels() -> None:
 CUDA = torch.cuda.is_available()
 
 
-def rounded(variant: ByAutograd, inputs: Inputs, device: str) -> Inputs:
-    q, k, v, do = (x.to(device) for x in variant.round_inputs(*inputs))
-    return q, k, v, do
-
-
 POLICY = BackwardPrecision.kernel(BF16)
-
-
-STATED: dict[str, Any] = {"br": 64, "bc": 32, "order": FORWARD, "query_order": REVERSE}
-
-
+HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)
+SETTINGS: dict[str, Any] = {"br": 64, "bc": 32, "order": FORWARD, "query_order": REVERSE}
 ATTEND = Tiled(Precision.kernel(BF16))
 
 
 @pytest.mark.parametrize(
     ("variant", "stated", "expected"),
     [
-        (SdpaBackward(Backend.CUDNN), STATED, (64, 32, FORWARD, REVERSE)),
+        (SdpaBackward(Backend.CUDNN), SETTINGS, (64, 32, FORWARD, REVERSE)),
         (FlexBackward(), {"br": 64, "bc": 32}, (64, 32, FORWARD, FORWARD)),
         (
             TritonBackward(Triton(kernel=Kernel.PORTABLE), br=16, bc=32, order=REVERSE, kernel=Kernel.PORTABLE),
@@ -153,8 +138,8 @@ def test_tiles_and_orders(variant: Any, stated: dict[str, Any], expected: tuple[
     assert found.forward == ATTEND
 
 
-def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+@pytest.mark.usefixtures("gpu")
+def test_flash_on_a_gpu_adds_to_dq_in_any_order() -> None:
     for dim, br in ((64, 128), (128, 64)):
         found = gradients_emulation_of(SdpaBackward(), of(dim), Mask(), forward=ATTEND)
         assert (found.tiling, found.query_order) == (Tiling(br, 128, Order.RANDOM), REVERSE)
@@ -169,7 +154,6 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order(monkeypatch: pytest.MonkeyPatch)
         (SdpaBackward(Backend.CUDNN), "tiling.br: .*not published"),
         (SdpaBackward(Backend.MATH), "tiling.br: .*has no tiles"),
         (VanillaBackward(), "tiling.br: .*has no tiles"),
-        (NaiveBackward.eager(BF16), "tiling.br: .*has no tiles"),
         (FlexBackward(), "tiling.br: .*depends on the launch"),
         (TritonBackward(ATTEND, kernel=Kernel.PORTABLE), "tiling.br: .*depends on the launch"),
     ],
@@ -179,11 +163,15 @@ def test_what_is_not_known_of_gradients_must_be_said(variant: Backward, field: s
         gradients_emulation_of(variant, of(64), Mask(), forward=ATTEND)
 
 
-def test_orders_that_no_tiling_has() -> None:
-    with pytest.raises(BadInput, match=r"^tiling\.order: .*cuts come first"):
-        gradients_emulation_of(FlexBackward(), of(64), Mask(causal=True), br=64, bc=64, forward=ATTEND)
-    with pytest.raises(BadInput, match=r"^problem\.kv_heads: 2 .*each head before it sums"):
-        gradients_emulation_of(SdpaBackward(), Shape(heads=4, kv_heads=2), Mask(), forward=ATTEND)
+def test_what_has_no_emulation() -> None:
+    for variant, shape, mask, sides, words in (
+        (FlexBackward(), of(64), Mask(causal=True), {"br": 64, "bc": 64}, r"^tiling\.order: .*cuts come first"),
+        (SdpaBackward(), Shape(heads=4, kv_heads=2), Mask(), {}, r"^problem\.kv_heads: 2 .*each head before it sums"),
+        (TritonBackward(ATTEND), of(64), Mask(), {}, r"^backward\.kernel: 'auto' .*portable or hopper"),
+        (HOPPER, of(96), Mask(causal=True), {}, r"^problem\.head_dim: 96 .*64 and 128"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            gradients_emulation_of(variant, shape, mask, forward=ATTEND, **sides)
 
 
 def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
@@ -197,9 +185,6 @@ def test_the_forward_pass_is_the_emulation_of_its_own_unless_given() -> None:
     assert gradients_emulation_of(unknown, of(64), Mask(), forward=unknown.forward_pass).forward == unknown.forward
 
 
-HOPPER = TritonBackward(Triton(kernel=Kernel.HOPPER), kernel=Kernel.HOPPER)
-
-
 @pytest.mark.parametrize(("dim", "queries", "keys", "causal"), [(64, 1000, 1000, False), (128, 700, 300, True)])
 def test_the_hopper_kernel_has_an_order(dim: int, queries: int, keys: int, causal: bool) -> None:
     """Its tiles by hand: 128 keys and 128 or 64 queries."""
@@ -208,14 +193,6 @@ def test_the_hopper_kernel_has_an_order(dim: int, queries: int, keys: int, causa
     assert emulation.turns == Turns(None if causal else 8)
     assert emulation.tiling == Tiling(128 if dim == 64 else 64, 128)
     assert emulation.recompute.exponential is Exponential.EXP2
-
-
-def test_one_of_several_kernels_has_no_emulation() -> None:
-    shape = of(64)
-    with pytest.raises(BadInput, match=r"^backward\.kernel: 'auto' .*portable or hopper"):
-        gradients_emulation_of(TritonBackward(ATTEND), shape, Mask(), forward=ATTEND)
-    with pytest.raises(BadInput, match=r"^problem\.head_dim: 96 .*64 and 128"):
-        gradients_emulation_of(HOPPER, of(96), Mask(causal=True), forward=ATTEND)
 
 
 @pytest.mark.gpu
@@ -246,7 +223,7 @@ def test_the_emulation_predicts_flash_on_a_cpu(queries: int, heads: int, causal:
     """
     variant, mask = SdpaBackward(Backend.FLASH), Mask(causal=causal)
     shape = (1, heads, heads, queries, queries, 16)
-    inputs = rounded(variant, draw_all(shape), "cpu")
+    inputs = variant.round_inputs(*draw_all(shape))
     theirs, exact = variant(*inputs, mask).tensors(), ExactBackward()(*inputs, mask).tensors()
     lse = ATTEND(*ATTEND.round_inputs(*inputs[:3]), mask).lse
     assert lse is not None

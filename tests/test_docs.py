@@ -1,4 +1,7 @@
-"""The documentation: what it says to type works, and it builds with every page, formula and figure, asking no other host."""
+"""Documentation and README: what they say to type works, their numbers are those of the reference results, and the site is whole.
+
+The wording of reference results is that of the numdev that made them, and binds nobody.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,15 @@ from types import ModuleType
 import pytest
 
 import numdev as nd
+from docs_hooks import tables
+from docs_hooks.quoted import REFERENCE, figure, spread
+from numdev.report.claims.verdicts import Verdict
 from tests.docs_commands import ROOT, blocks, check
 
 DOCS = ROOT / "docs"
+README = ROOT / "README.md"
+TEXT = README.read_text()
+FINDINGS = " ".join(TEXT.partition("## Three findings")[2].partition("\n## ")[0].split())
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 
@@ -88,14 +97,14 @@ class TestSite:
 
     def test_gallery_has_every_figure_with_its_verdict(self, site: Path) -> None:
         text = (site / "gallery.html").read_text()
-        paths = sorted((ROOT / "reports" / "reference").glob("**/*.svg"))
+        paths = sorted(REFERENCE.glob("**/*.svg"))
         assert {path.parent.name for path in paths} == {"figures", "elements"}
         for path in paths:
-            folder = path.parent.relative_to(ROOT / "reports" / "reference").as_posix().removesuffix("/figures")
+            folder = path.parent.relative_to(REFERENCE).as_posix().removesuffix("/figures")
             source = f"figures/{folder}/{path.name}"
             assert re.search(rf'<img alt="[^"]{{40,}}" src="{source}" />', text)
             assert text.count(f'href="{source}"') == 1
-        tables = list((ROOT / "reports" / "reference").glob("**/claims.csv"))
+        tables = list(REFERENCE.glob("**/claims.csv"))
         drawn = [study for path in tables for study in claimed(path) if (path.parent / "figures" / f"{study}.svg").is_file()]
         assert drawn
         assert text.count("<strong>Verdict:</strong>") == len(drawn)
@@ -120,3 +129,120 @@ def claimed(path: Path) -> list[str]:
     """The study of each claim; a claim that several studies serve is judged on each of them."""
     with path.open(newline="") as file:
         return [study for _, study in dict.fromkeys((row["claim"], row["study"]) for row in csv.DictReader(file))]
+
+
+def test_a_number_of_a_table_is_the_cell_of_one_row() -> None:
+    text = (REFERENCE / "cpu" / "claims.csv").read_text()
+    result = figure("cpu/claims.csv", claim="fig4", scenario="uniform_each")
+    assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\]", result)
+    assert f'"{result}"' in text
+    assert (
+        figure("cpu/claims.csv", r"^([\d.]+)", ".0f", claim="fig4", scenario="uniform_each") == f"{float(result.split()[0]):.0f}"
+    )
+
+
+def test_a_number_of_a_text_is_found_by_a_pattern() -> None:
+    path = "h200/benchmarks/instrumented.txt"
+    result = figure(path, r"^kernel_bf16:.* (\d+) times as long")
+    assert re.search(rf"^kernel_bf16: .* {result} times as long$", (REFERENCE / path).read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"claim": "fig4"}, "rows have"),
+        ({"claim": "fig4", "scenario": "nowhere"}, "0 rows have"),
+        ({"claim": "fig4", "scenario": "uniform_each", "column": "colour"}, "no column 'colour'"),
+        ({"claim": "fig4", "scenario": "uniform_each", "pick": "a penny (x)"}, "finds nothing"),
+        ({"claim": "fig4", "scenario": "uniform_each", "pick": r"(\d)"}, "finds"),
+    ],
+)
+def test_what_names_nothing_or_more_than_one_number_is_refused(arguments: dict[str, str], complaint: str) -> None:
+    with pytest.raises(LookupError, match=complaint):
+        figure("cpu/claims.csv", **arguments)
+
+
+def test_the_ends_of_a_column_are_those_of_the_selected_rows() -> None:
+    path = "h200/training/runs.csv"
+    with (REFERENCE / path).open(newline="") as file:
+        scores = [float(row["score"]) for row in csv.DictReader(file) if row["label.rung"] == "SDPA flash"]
+    assert len(set(scores)) > 1
+    result = spread(path, "score", **{"label.rung": "SDPA flash"})
+    assert [float(end) for end in result.split(" to ")] == [min(scores), max(scores)]
+    assert spread(path, "parameters") == "9996492"
+    with pytest.raises(LookupError, match="no row of"):
+        spread(path, "score", **{"label.rung": "nothing"})
+
+
+def test_every_setting_and_every_metric_is_in_the_reference() -> None:
+    from numdev.cli.schema import settings
+    from numdev.measurement.deviation.metrics import DIRECTED, METRICS
+    from numdev.measurement.speed.columns import COUNTED, MEASURED
+    from numdev.training.weights import METRICS as OF_WEIGHTS
+
+    messages = "\n".join(tables.settings())
+    assert [name for name in settings() if f"| `{name}` |" not in messages] == []
+    messages = "\n".join(tables.columns())
+    names = [*METRICS, *DIRECTED, *MEASURED, *COUNTED, *OF_WEIGHTS]
+    assert [name for name in names if f"| `{name}` |" not in messages] == []
+
+
+@pytest.mark.parametrize("path", sorted(REFERENCE.glob("**/claims.csv")), ids=lambda path: path.parent.name)
+def test_every_claim_has_a_verdict_and_a_figure(path: Path) -> None:
+    rows = list(csv.DictReader(path.open(newline="")))
+    assert rows
+    for row in rows:
+        assert Verdict(row["verdict"])
+        assert row["claim"]
+        assert row["figure"]
+        assert row["sentence"].endswith(".")
+
+
+def test_the_numbers_of_the_findings_are_those_of_the_reference_results() -> None:
+    """In their order, beside the paper's own 10 times, lengths N and the names of formats."""
+    number = r"\d[\d.]*(?:e-?\d+)?(?<!\.)"
+
+    def fig4(scenario: str) -> str:
+        return figure("cpu/claims.csv", rf"^({number} \[{number}, {number}\])", claim="fig4", scenario=scenario)
+
+    def on_gpu(claim: str, scenario: str, pick: str) -> str:
+        where = {"column": "sentence"} if claim == "long" else {}
+        return figure("h200/claims.csv", pick, claim=claim, scenario=scenario, **where)
+
+    lengths = {"kernel_uniform": (1024, 131072), "uniform": (1024, 65536)}
+    measured = [
+        *map(fig4, ("uniform_each", "normal_each", "captured_each", "kernel_uniform", "kernel_normal", "kernel_captured")),
+        *(on_gpu("long", name, rf"({number}) at {n}\b") for name, pair in lengths.items() for n in pair),
+        on_gpu("kernels", "normal", f"({number} to {number}) times"),
+        *(on_gpu("kernels", name, rf"uniform.F. ({number}) times") for name in ("normal", "uniform")),
+    ]
+    text = re.sub(r"`[^`]*`|\]\([^)]*\)|\b[A-Z]+\d+\b|N = \d+", "", FINDINGS)
+    assert [each for each in re.findall(number, text) if each != "10"] == re.findall(number, " ".join(measured))
+
+
+def test_every_link_of_the_readme_leads_to_a_file() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if not link.startswith("https://")]
+    assert len(links) > 15
+    assert [link for link in links if not (ROOT / link.partition("#")[0]).is_file()] == []
+
+
+@pytest.mark.slow
+def test_what_the_readme_says_to_type_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    measured = []
+    for block in blocks(README):
+        if block.file:
+            (tmp_path / block.file).write_text(block.text)
+        elif block.language == "python":
+            names: dict[str, object] = {}
+            exec(compile(block.text.replace("1024", "64"), "README", "exec", dont_inherit=True), names)
+            measured.append(names["record"])
+        elif block.language == "sh":
+            check(block.text, tmp_path)
+    for command in re.findall(r"`((?:numdev|make) [^`]+)`", TEXT):
+        check(command, tmp_path)
+    (record,) = measured
+    assert isinstance(record, nd.Record)
+    assert record.status is nd.Status.OK
+    sys.modules.pop("mykernel", None)

@@ -1,8 +1,9 @@
-"""The wheel brings its configs along and works from any folder."""
+"""The package as others get it: links of its page lead somewhere, or are none; the wheel has its configs and works anywhere."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+pytest.importorskip("hatchling")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif("__import__('importlib.util').util.find_spec('hatchling') is None", reason="needs hatchling"),
-]
+from hatch_build import absolute, origin, urls
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+README = (REPOSITORY / "README.md").read_text()
+HOST = "https://example.org/people/numdev"
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -42,6 +45,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+@pytest.mark.slow
 def test_holds_every_config_and_the_captured_tensors(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -54,6 +58,7 @@ def test_holds_every_config_and_the_captured_tensors(wheel: Path) -> None:
     assert not [name for name in names if name.startswith(("configs/", "tests/", "experiments/"))]
 
 
+@pytest.mark.slow
 def test_measures_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     where = {"PYTHONPATH": str(installed)}
     result = run(sys.executable, "-c", "import numdev; print(numdev.__file__)", cwd=tmp_path, **where).stdout
@@ -67,3 +72,45 @@ def test_measures_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     assert len(list((tmp_path / "results" / "records").iterdir())) == 2
     ran = run(*command, "-m", "seeds=1,2", "problem.n=32", cwd=tmp_path, **where)
     assert [line.partition(" ")[0] for line in ran.stdout.splitlines()[2:]] == ["1", "2"]
+
+
+def test_with_a_repository_every_link_is_absolute() -> None:
+    shown = absolute(README, HOST)
+    assert len(LINK.findall(shown)) == len(LINK.findall(README))
+    assert [link for link in LINK.findall(shown) if not link.startswith("https://")] == []
+    assert f"]({HOST}/raw/HEAD/reports/reference/cpu/figures/fig4.svg)" in shown
+    assert f"[findings]({HOST}/blob/HEAD/docs/findings.md)" in shown
+    for link in re.findall(rf"{HOST}/(?:raw|blob)/HEAD/([^)]+)", shown):
+        assert (REPOSITORY / link).is_file()
+
+
+def test_without_a_repository_no_link_leads_nowhere() -> None:
+    shown = absolute(README, "")
+    assert [link for link in LINK.findall(shown) if not link.startswith("https://")] == []
+    assert "![" not in shown
+    assert "*Figure 4 of the paper" not in shown, "a caption without its figure"
+    assert "findings (`docs/findings.md`)" in shown
+
+
+def test_the_urls_of_the_project() -> None:
+    assert list(urls("")) == ["Paper"]
+    assert urls(HOST)["Repository"] == HOST
+    assert all(address.startswith("https://") for address in urls(HOST).values())
+
+
+@pytest.mark.parametrize(
+    ("remote", "address"),
+    [
+        ("https://example.org/people/numdev.git", HOST),
+        ("https://token@example.org/people/numdev", HOST),
+        ("git@example.org:people/numdev.git", HOST),
+        ("ssh://git@example.org/people/numdev.git", HOST),
+        ("/srv/git/numdev", ""),
+        ("", ""),
+    ],
+)
+def test_the_repository_is_gits_origin(remote: str, address: str, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    if remote:
+        subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", remote], check=True)
+    assert origin(tmp_path) == address

@@ -1,8 +1,14 @@
-"""The order in which programs that own keys meet queries: each pair once, the order of the kernels, and bits by a double loop."""
+"""The order in which programs that own keys meet queries and add to dQ: each pair once, in one order, and none waits for ever.
+
+The order of the emulation is that of the kernels, and its bits those of a double loop.
+"""
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +16,8 @@ from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP16
 from numdev.attention.differentiable import saved_by
-from numdev.attention.kernels.hopper.order import first_unit, rank_at, unit_at
+from numdev.attention.kernels.hopper import order
+from numdev.attention.kernels.hopper.order import TILE, first_unit, first_whole, group_of, place, rank_at, unit_at
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential, Recompute
@@ -50,10 +57,10 @@ def test_the_order_is_that_of_the_kernels(units: int, tiles: int, group: int | N
     met = [(meeting.queries[0][0] // 8, meeting.keys[0] // 8) for meeting in found]
     for unit in range(units):
         own = [tile for at, tile in met if at == unit]
-        assert [rank_at(unit, tile, tiles, together, causal) for tile in own] == list(range(tiles))  # type: ignore[no-untyped-call]
+        assert [rank_at(unit, tile, tiles, together, causal) for tile in own] == list(range(tiles))
     for tile in range(tiles):
         own = [start for meeting in found if meeting.keys[0] // 8 == tile for start, _ in meeting.queries]
-        visited = [unit_at(step, tile, units, together, causal) for step in range(units)]  # type: ignore[no-untyped-call]
+        visited = [unit_at(step, tile, units, together, causal) for step in range(units)]
         assert own == [8 * unit + part * (8 // per) for unit in visited for part in range(per)]
 
 
@@ -64,7 +71,7 @@ def test_units_begin_with_the_first_query_that_sees_a_key(queries: int, keys: in
     first = mask.query_range(queries, keys, 0, keys)[0]
     assert first == max(0, queries - keys)
     if tile * 128 < keys:
-        begin = first_unit(tile, keys - (queries - first), True)  # type: ignore[no-untyped-call]
+        begin = first_unit(tile, keys - (queries - first), True)
         seeing = mask.query_range(queries, keys, 128 * tile, min(128 * tile + 128, keys))[0]
         assert begin == (seeing - first) // 128
 
@@ -114,3 +121,120 @@ def test_tiles_that_do_not_make_up_units_are_refused(tiling: Tiling, field: str)
     assert error.value.field == field
     with pytest.raises(BadInput, match=r"backward\.query_order"):
         TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(), query_order=Order.FORWARD, turns=Turns(4))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A launch: KV heads of all batch entries, each with its number of keys that exist."""
+
+    tiles: int
+    units: int
+    shift: int
+    causal: bool
+    lengths: tuple[int, ...]
+    shared_by: int
+    together: int
+    walkers: int
+
+    def additions(self, number: int) -> list[tuple[int, int, int, int, int]]:
+        """(KV head, query head, unit, tile, rank) in the order in which a program makes them."""
+        tile, head = place(number, self.tiles, self.together)
+        length = self.lengths[head]
+        if tile * TILE >= length:
+            return []
+        full = -(-length // TILE)
+        count = self.units - first_unit(tile, self.shift, self.causal)
+        walk = [unit_at(step, tile, self.units, self.walkers, self.causal) for step in range(count)]
+        ranks = [rank_at(unit, tile, full, self.walkers, self.causal) for unit in walk]
+        return [(head, h, unit, tile, rank) for h in range(self.shared_by) for unit, rank in zip(walk, ranks, strict=True)]
+
+    @property
+    def programs(self) -> int:
+        return self.tiles * len(self.lengths)
+
+    def seen(self) -> Counter[tuple[int, int, int, int]]:
+        """By the mask alone: which tiles of keys any query of a unit sees."""
+        pairs: Counter[tuple[int, int, int, int]] = Counter()
+        for head, length in enumerate(self.lengths):
+            for unit in range(self.units):
+                last = min(length - 1, (unit + 1) * TILE - 1 + self.shift) if self.causal else length - 1
+                for tile in range(last // TILE + 1):
+                    pairs.update((head, h, unit, tile) for h in range(self.shared_by))
+        return pairs
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    units, causal = draw(st.integers(1, 12)), draw(st.booleans())
+    tiles = draw(st.integers(units if causal else 1, units + 8 if causal else 20))
+    keys = draw(st.integers(TILE * (tiles - 1) + 1, TILE * tiles))
+    queries = draw(st.integers(TILE * (units - 1) + 1, min(TILE * units, keys) if causal else TILE * units))
+    heads = draw(st.integers(1, 4))
+    together = draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])) if causal else 1
+    lengths = tuple(draw(st.one_of(st.just(keys), st.integers(0, keys))) for _ in range(heads))
+    walkers = min(group_of(units), draw(st.sampled_from([order.RESIDENT, 3])))  # groups of 3 as well: many in few tiles
+    return Grid(tiles, units, keys - queries, causal, lengths, draw(st.integers(1, 2)), together, walkers)
+
+
+def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int]]:
+    """The additions of a run in which any program that can go on may be the next; started by number, ended ones make place.
+
+    This is every speed that programs can have: what a program computes never waits for another, only its additions do.
+    """
+    rng = random.Random(seed)
+    waiting = [grid.additions(number) for number in range(grid.programs)]
+    done: Counter[tuple[int, int, int]] = Counter()
+    made = []
+    running: list[Any] = []
+    started = 0
+    while started < grid.programs or running:
+        while started < grid.programs and len(running) < processors:
+            running.append(started)
+            started += 1
+        running_on = [n for n in running if not waiting[n] or done[waiting[n][0][:3]] == waiting[n][0][4]]
+        assert running_on, f"a deadlock of {grid} on {processors}"
+        number = rng.choice(running_on)
+        if waiting[number]:
+            head, h, unit, tile, _ = waiting[number].pop(0)
+            done[head, h, unit] += 1
+            made.append((head, h, unit, tile))
+        else:
+            running.remove(number)
+    return made
+
+
+@settings(max_examples=300, deadline=None)
+@given(grids(), st.integers(0, 5), st.integers())
+def test_every_share_is_added_once_and_the_run_ends(grid: Grid, more: int, seed: int) -> None:
+    needed = 1 if grid.causal else min(grid.walkers, grid.tiles)
+    made = run(grid, needed + more, seed)
+    assert Counter(made) == grid.seen()
+
+
+@settings(max_examples=50, deadline=None)
+@given(grids(), st.integers())
+def test_the_order_of_a_unit_does_not_depend_on_speed_or_processors(grid: Grid, seed: int) -> None:
+    def by_unit(made: list[tuple[int, int, int, int]]) -> dict[tuple[int, int, int], list[int]]:
+        tiles: dict[tuple[int, int, int], list[int]] = {}
+        for head, h, unit, tile in made:
+            tiles.setdefault((head, h, unit), []).append(tile)
+        return tiles
+
+    assert by_unit(run(grid, grid.walkers, seed)) == by_unit(run(grid, grid.walkers + 40, seed + 1))
+
+
+@given(grids())
+def test_only_the_units_before_the_first_whole_one_need_a_mask(grid: Grid) -> None:
+    for tile in range(grid.tiles):
+        whole = first_whole(tile, grid.shift, grid.units, grid.causal)
+        for unit in range(first_unit(tile, grid.shift, grid.causal), grid.units):
+            sees_all = not grid.causal or unit * TILE + grid.shift >= (tile + 1) * TILE - 1
+            assert (unit >= whole) == sees_all
+
+
+@given(grids())
+def test_no_two_tiles_of_a_group_are_at_a_unit_in_the_same_step(grid: Grid) -> None:
+    if not grid.causal:
+        for step in range(grid.units):
+            at = [unit_at(step, tile, grid.units, grid.walkers, False) for tile in range(min(grid.walkers, grid.tiles))]
+            assert len(set(at)) == len(at)

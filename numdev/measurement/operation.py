@@ -70,19 +70,12 @@ class Random(Protocol):
 
 @dataclass(frozen=True)
 class Cost:
-    """Cost of one call by a model.
+    """Cost of one call by a model."""
 
-    Attributes:
-        operations: operations that any algorithm must do; NaN if unknown.
-        algorithm: the algorithm whose traffic is counted; empty without a model.
-        model_bytes: traffic with the processor's memory; NaN without a model.
-        model_br: rows of a tile in the model; 0 without tiles.
-    """
-
-    operations: int | float = math.nan
-    algorithm: str = ""
-    model_bytes: int | float = math.nan
-    model_br: int = 0
+    operations: int | float = math.nan  # operations that any algorithm must do; NaN if unknown
+    algorithm: str = ""  # the algorithm whose traffic is counted; empty without a model
+    model_bytes: int | float = math.nan  # traffic with the processor's memory; NaN without a model
+    model_br: int = 0  # rows of a tile in the model; 0 without tiles
 
 
 Beside = tuple[Callable[[], Any], Cost]  # a call that is timed beside the measured one, and what it costs by a model
@@ -90,12 +83,9 @@ Beside = tuple[Callable[[], Any], Cost]  # a call that is timed beside the measu
 
 @dataclass(frozen=True)
 class Workload:
-    """Defaults for an operation of which nothing more is known; an operation overrides what it knows.
+    """Defaults for an operation of which nothing more is known; an operation overrides what it knows."""
 
-    Attributes:
-        beside: calls that are timed beside the measured one: their names, and what each is.
-    """
-
+    # Calls that are timed beside the measured one: their names, and what each is
     beside: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def sample(self, problem: Any) -> Any:
@@ -184,31 +174,21 @@ class RoundsInputs:
 
 @dataclass(frozen=True)
 class Inputs:
-    """Inputs that one rule draws together.
+    """Inputs that one rule draws together."""
 
-    Attributes:
-        names: names of the inputs, in the order in which an implementation takes them.
-        draw: the rule, from problem, seed and device to tensors by name; the same problem and seed give the same numbers in FP64
-            on every device. None for what the problem itself draws: `problem.inputs(seed, device)`.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # names of the inputs, in the order in which an implementation takes them
+    # The rule, from problem, seed and device to tensors by name; the same problem and seed give the same numbers in FP64 on every
+    # device. None for what the problem itself draws: `problem.inputs(seed, device)`.
     draw: Callable[[Any, int, torch.device], Mapping[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
 class Output:
-    """One of the named results.
+    """One of the named results."""
 
-    Attributes:
-        name: by which an implementation returns it and states its format.
-        meaning: one sentence.
-        directed: whether it is a matrix `[..., tokens, dim]` for each head of which the rank and the direction of the error are
-            recorded too.
-    """
-
-    name: str
-    meaning: str
+    name: str  # by which an implementation returns it and states its format
+    meaning: str  # one sentence
+    # Whether it is a matrix `[..., tokens, dim]` for each head of which the rank and the direction of the error are recorded too
     directed: bool = False
 
 
@@ -233,33 +213,24 @@ class Operation:
         >>> Runner(Deviations(TOTAL), "cpu").measure(Numbers(1000), Sum(BF16), seeds=10)
 
     Each further input is another `Inputs` with its own rule.
-
-    Attributes:
-        name: name of the operation, as records state it.
-        golden: the exact implementation; None if there is none, as for training, whose runs are compared with one another.
-        inputs: named inputs, with the rules that draw them.
-        outputs: named outputs, the primary one first; a variant gives each a format of its own.
-        steps: the names of the steps of its precision policy, in the order of execution.
-        counters: events that a run may count: the columns of the table `counters`.
-        settings: what the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a
-            study's manifest keeps them for its readers.
-        facts: what follows from the configuration of a point, by column, such as the format of its output; its record keeps it.
-        environment: facts beyond those of torch and the processor that may change a result on a device.
-        workload: what a measurement of speed must know of the operation.
-        smaller: what to use if memory does not suffice; completes the sentence "use ...".
     """
 
-    name: str
+    name: str  # name of the operation, as records state it
+    # The exact implementation; None if there is none, as for training, whose runs are compared with one another
     golden: Measurable | None
-    inputs: tuple[Inputs, ...]
-    outputs: tuple[Output, ...]
-    steps: tuple[str, ...] = ()
-    counters: tuple[Column, ...] = ()
+    inputs: tuple[Inputs, ...]  # named inputs, with the rules that draw them
+    outputs: tuple[Output, ...]  # named outputs, the primary one first; a variant gives each a format of its own
+    steps: tuple[str, ...] = ()  # the names of the steps of its precision policy, in the order of execution
+    counters: tuple[Column, ...] = ()  # events that a run may count: the columns of the table `counters`
+    # What the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a study's
+    # manifest keeps them for its readers.
     settings: Callable[[], tuple[Column, ...]] = tuple
+    # What follows from the configuration of a point, by column, such as the format of its output; its record keeps it
     facts: Callable[[Mapping[str, Any]], dict[str, Any]] = _no_facts
+    # Facts beyond those of torch and the processor that may change a result on a device
     environment: Callable[[torch.device], dict[str, str]] = _no_facts
-    workload: Workload = field(default_factory=Workload)
-    smaller: str = "a smaller problem"
+    workload: Workload = field(default_factory=Workload)  # what a measurement of speed must know of the operation
+    smaller: str = "a smaller problem"  # what to use if memory does not suffice; completes the sentence "use ..."
 
     @property
     def exact(self) -> Measurable:

@@ -35,19 +35,12 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of a measurement.
+    """The result of a measurement."""
 
-    Attributes:
-        tables: rows by the table's name; each table of the point's columns, in that order.
-        kernel: the kernel that really ran; empty for tensor operations.
-        nonfinite: which results hold NaN or Inf, and how many; empty if none do.
-        zero: which results of the variant are 0 everywhere, where golden's are not; empty if none are.
-    """
-
-    tables: dict[str, list[dict[str, Any]]]
-    kernel: str = ""
-    nonfinite: str = ""
-    zero: str = ""
+    tables: dict[str, list[dict[str, Any]]]  # rows by the table's name; each table of the point's columns, in that order
+    kernel: str = ""  # the kernel that really ran; empty for tensor operations
+    nonfinite: str = ""  # which results hold NaN or Inf, and how many; empty if none do
+    zero: str = ""  # which results of the variant are 0 everywhere, where golden's are not; empty if none are
 
 
 class Kept:
@@ -77,25 +70,17 @@ def _bytes(value: Any) -> int:
 
 @dataclass(frozen=True)
 class Context:
-    """Where a measurement runs.
+    """Where a measurement runs."""
 
-    Attributes:
-        device: where everything runs.
-        seeds: the number of replicates.
-        kept: what measurements on this device share, such as golden results.
-        folder: for what an interruption would lose; it stays until the record is stored. None if nothing is stored.
-        on_replicate: called with the number of replicates that are done.
-        within: called with the progress within a long replicate.
-        shared: a permanent folder for what several points share and takes long, such as a training run. The measurement ensures
-            that two processes do not write the same files. None if nothing is stored.
-    """
-
-    device: torch.device
-    seeds: int
-    kept: Kept
+    device: torch.device  # where everything runs
+    seeds: int  # the number of replicates
+    kept: Kept  # what measurements on this device share, such as golden results
+    # For what an interruption would lose; it stays until the record is stored. None if nothing is stored.
     folder: Path | None = None
-    on_replicate: OnReplicate | None = None
-    within: Within | None = None
+    on_replicate: OnReplicate | None = None  # called with the number of replicates that are done
+    within: Within | None = None  # called with the progress within a long replicate
+    # A permanent folder for what several points share and takes long, such as a training run. The measurement ensures that two
+    # processes do not write the same files. None if nothing is stored.
     shared: Path | None = None
 
     def replicates(self) -> Iterator[int]:
@@ -107,15 +92,10 @@ class Context:
 
 
 class Kind(ABC):
-    """Base of a kind of measurement, a frozen dataclass with an `operation`.
+    """Base of a kind of measurement, a frozen dataclass with an `operation`."""
 
-    Attributes:
-        name: by which records state it.
-        seeds: replicates unless a number is given.
-    """
-
-    name: ClassVar[str]
-    seeds: ClassVar[int] = 10
+    name: ClassVar[str]  # by which records state it
+    seeds: ClassVar[int] = 10  # replicates unless a number is given
     operation: Operation
 
     @property

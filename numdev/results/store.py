@@ -26,13 +26,10 @@ class Store:
     command line has a manifest too, as do single points. Its jobs may run in several processes, so each point has a file of its
     own, `studies/<name>/<digest>.json`, named after its labels: one that is measured again, with other seeds or elsewhere,
     replaces the one with the same labels.
-
-    Attributes:
-        path: the folder; it is made when something is written.
-        torn: files that could not be read, such as half a copy; their points count as not measured.
     """
 
-    path: Path
+    path: Path  # the folder; it is made when something is written
+    # Files that could not be read, such as half a copy; their points count as not measured
     torn: list[Path] = field(default_factory=list)
 
     def get(self, key: str) -> Record | None:

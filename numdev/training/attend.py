@@ -92,16 +92,12 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts
 
 @dataclass
 class CallCounts:
-    """Calls of attention under a model, and what became of them.
+    """Calls of attention under a model, and what became of them."""
 
-    Attributes:
-        calls: those that were answered.
-        elsewhere: those that ran without being answered, by the name of what ran. Attention of matrix products is known by its
-            softmax: over the last axis of at least four, or of three whose last two are of one length. One without torch's
-            softmax is not seen, and neither is an operator that calls none of torch's.
-    """
-
-    calls: int = 0
+    calls: int = 0  # those that were answered
+    # Those that ran without being answered, by the name of what ran. Attention of matrix products is known by its softmax: over
+    # the last axis of at least four, or of three whose last two are of one length. One without torch's softmax is not seen, and
+    # neither is an operator that calls none of torch's.
     elsewhere: dict[str, int] = field(default_factory=dict)
 
     @property

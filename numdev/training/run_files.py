@@ -69,37 +69,29 @@ class Trained:
     """A run as far as it is trained: unfinished, finished, or ended since its loss or gradients were not finite.
 
     The table `run` (`numdev.training.weights.TABLES`) explains what is not explained here.
-
-    Attributes:
-        done: steps that are done, after which the weights are known to be finite; `steps` unless it stopped.
-        losses: of each step that was done, the one that stopped it last.
-        gradient_norms: likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped.
-        watched: `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched.
-        checksum: over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped.
-        captured: whether the last process replayed a CUDA graph.
-        held_out_loss: None until it is judged, like the other figures of weights and samples.
-        pictures: whether `samples.png` stands beside it.
     """
 
     folder: Path
     key: str
     steps: int
-    done: int = 0
+    done: int = 0  # steps that are done, after which the weights are known to be finite; `steps` unless it stopped
     seconds_per_step: float = 0.0
-    losses: tuple[float, ...] = ()
+    losses: tuple[float, ...] = ()  # of each step that was done, the one that stopped it last
+    # Likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped
     gradient_norms: tuple[float, ...] = ()
+    # `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched
     watched: tuple[tuple[float, ...], ...] = ()
-    checksum: str = ""
+    checksum: str = ""  # over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped
     parameters: int = 0
     stopped: str = ""
-    captured: bool = False
+    captured: bool = False  # whether the last process replayed a CUDA graph
     calls: int = 0
     missed: int = 0
     notes: tuple[str, ...] = ()
     untrained_loss: float | None = None
-    held_out_loss: float | None = None
+    held_out_loss: float | None = None  # None until it is judged, like the other figures of weights and samples
     score: float | None = None
-    pictures: bool = False
+    pictures: bool = False  # whether `samples.png` stands beside it
 
     @staticmethod
     def find(folder: Path, key: str) -> Trained | None:

@@ -206,21 +206,13 @@ def _samples(output: Outputs) -> Samples:
 
 @dataclass(frozen=True)
 class Place:
-    """Which head of which output, and what it is compared with.
+    """Which head of which output, and what it is compared with."""
 
-    Attributes:
-        output: the name of an output; empty for the operation's primary one.
-        head: number of the head; the heads of further batch entries follow those of the first.
-        seed: the replicate.
-        subject: whose head it is.
-        reference: what it is compared with.
-    """
-
-    output: str = ""
-    head: int = 0
-    seed: int = 0
-    subject: Subject = Subject.VARIANT
-    reference: Reference = Reference.GOLDEN
+    output: str = ""  # the name of an output; empty for the operation's primary one
+    head: int = 0  # number of the head; the heads of further batch entries follow those of the first
+    seed: int = 0  # the replicate
+    subject: Subject = Subject.VARIANT  # whose head it is
+    reference: Reference = Reference.GOLDEN  # what it is compared with
 
     def __post_init__(self) -> None:
         for name in ("head", "seed"):

@@ -259,19 +259,13 @@ head; NaN and Inf are counted separately.
 
 @dataclass(frozen=True)
 class Direction:
-    """The error of one replicate, as the next is compared with it.
+    """The error of one replicate, as the next is compared with it."""
 
-    Attributes:
-        error: the error of all heads as one unit vector; None if the error is 0 or not finite.
-        vectors: the top right singular vector of each head, up to its sign; 0 for a head without an error.
-        energy: `||D||_F^2` of each head, in a unit of its own.
-        top: `||D||_2^2` of each head, in the same unit.
-    """
-
-    error: Float[Tensor, " elements"] | None
+    error: Float[Tensor, " elements"] | None  # the error of all heads as one unit vector; None if the error is 0 or not finite
+    # The top right singular vector of each head, up to its sign; 0 for a head without an error
     vectors: Float[Tensor, "heads dim"]
-    energy: Float[Tensor, " heads"]
-    top: Float[Tensor, " heads"]
+    energy: Float[Tensor, " heads"]  # `||D||_F^2` of each head, in a unit of its own
+    top: Float[Tensor, " heads"]  # `||D||_2^2` of each head, in the same unit
 
     @staticmethod
     def of(sample: Sample, reference: Sample) -> Direction:

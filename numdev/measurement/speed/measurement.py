@@ -25,17 +25,11 @@ DEVIATIONS = ("rmse", "max_difference", "max_u")
 
 @dataclass(frozen=True)
 class Speeds(Kind):
-    """Times a variant on a problem, and compares the first call's result with golden on the part that `Workload.sample` returns.
+    """Times a variant, and compares the first call's result with golden on the part that `Workload.sample` returns."""
 
-    Attributes:
-        operation: the operation whose implementations are timed.
-        budget: how long each variant is timed.
-        traffic: counts the bytes that calls move; None if they are not counted.
-    """
-
-    operation: Operation
-    budget: Budget = field(default_factory=Budget)
-    traffic: Traffic | None = None
+    operation: Operation  # the operation whose implementations are timed
+    budget: Budget = field(default_factory=Budget)  # how long each variant is timed
+    traffic: Traffic | None = None  # counts the bytes that calls move; None if they are not counted
     name: ClassVar[str] = KIND
     seeds: ClassVar[int] = 1
 

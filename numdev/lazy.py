@@ -1,4 +1,4 @@
-"""torch, imported at its first use: value objects are read by `--help` and completion, which compute nothing."""
+"""torch, imported at its first use: value objects are read by `--help`, which computes nothing."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import inspect
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, InitVar, dataclass, field, is_dataclass
+from dataclasses import MISSING, Field, InitVar, dataclass, field, is_dataclass, replace
 from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -25,129 +25,88 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 @dataclass(frozen=True)
-class Overruled:
-    """Settings of the same group that together replace another one; it is then read only if they have the value `value`.
-
-    A value of None stands for any.
-    """
-
-    by: tuple[str, ...]
-    value: Any = None
-
-
-@dataclass(frozen=True)
 class Setting:
-    """One thing that a user can set.
+    """One thing that a user can set, as the metadata of a field declare it, and how it is called where it is read.
+
+    A field without `text` is the object of another node; one with `nested` is an object whose settings lie in this node.
 
     Attributes:
-        name: in its group; a dot leads into a nested node.
-        default: of the command line, where it may refer to another setting.
         text: its meaning, for `--help`, the data dictionary and the reference.
         unit: of its value; empty where it has none.
         column: of tables, behind `problem.` or what the group is part of, where it is not the name; empty where there is none.
-        overruled: see `Overruled`.
+        overruled: settings of the same group that together replace this one, each with the value that does so, None for any.
         word: its name on the axis of a figure; empty where that is the name.
-        kind: the type of its value.
-    """
-
-    name: str
-    default: Any
-    text: str
-    unit: str
-    column: str
-    overruled: Overruled | None
-    word: str = ""
-    kind: Any = Any
-
-
-@dataclass(frozen=True)
-class _Declared:
-    """A field of a dataclass: a setting, an object of another node, or an object whose settings lie in this node.
-
-    Attributes:
         follows: the setting or node that the command line takes it from, unless it is set.
         none: the word for None, of a setting that null leaves as it is.
         nested: the class of an object whose settings lie beside this field's, or under its name if `changes`.
+        name: in its group; a dot leads into a nested node.
+        default: of the command line, where it may refer to another setting.
+        kind: the type of its value.
     """
 
     text: str = ""
     unit: str = ""
     column: str | None = None
-    overruled: Overruled | None = None
+    overruled: Mapping[str, Any] | None = None
     word: str = ""
     follows: str = ""
     none: str = ""
     nested: type | None = None
     changes: bool = False
+    name: str = ""
+    default: Any = None
+    kind: Any = Any
 
 
-def setting(  # a parameter for each thing that a setting may say
-    default: Any,
-    text: str,
-    unit: str = "",
-    *,
-    column: str | None = None,
-    overruled: Overruled | None = None,
-    word: str = "",
-    follows: str = "",
-    none: str = "",
-) -> Any:  # as `dataclasses.field`: the type is the annotation's
+def setting(default: Any, text: str, unit: str = "", **more: Any) -> Any:  # as `dataclasses.field`: the annotation is the type
     """A field of a dataclass that a user can set; see `Setting`. With the default None the object chooses its value."""
-    said = _Declared(text, unit, column, overruled, word, follows, none)
-    return field(default=default, metadata={_KEY: said})
+    return field(default=default, metadata={_KEY: Setting(text, unit, **more)})
 
 
 def held(default: Any = MISSING, follows: str = "") -> Any:
     """A field for the object of another node, or for a value of one, that a user sets there: `${problem.head_dim}`."""
-    return field(default=default, metadata={_KEY: _Declared(follows=follows)})
+    return field(default=default, metadata={_KEY: Setting(follows=follows)})
 
 
 def inline(kind: type) -> Any:
     """A field for an object whose settings lie in the node of the object that holds it."""
-    return field(default_factory=kind, metadata={_KEY: _Declared(nested=kind)})
+    return field(default_factory=kind, metadata={_KEY: Setting(nested=kind)})
 
 
 def changes(kind: type) -> Any:
     """A field for changes to an object, `{field: value}`: each of its settings is null where it is unchanged."""
-    return field(default=None, metadata={_KEY: _Declared(nested=kind, changes=True)})
+    return field(default=None, metadata={_KEY: Setting(nested=kind, changes=True)})
 
 
-def _fields(kind: Callable[..., Any]) -> Mapping[str, Field[Any]]:
-    """The fields of a dataclass, those of its initialisation alone included."""
+def _fields(kind: Callable[..., Any]) -> Mapping[str, tuple[Field[Any], Setting | None]]:
+    """The fields of a dataclass, those of its initialisation alone included, and what they declare."""
     known: Mapping[str, Field[Any]] = getattr(kind, "__dataclass_fields__", {})
-    return known
+    return {name: (each, each.metadata.get(_KEY)) for name, each in known.items()}
 
 
 def declared(kind: type, prefix: str = "") -> Iterator[Setting]:
     """The settings that the fields of a dataclass declare, those of a nested one with its name in front."""
     hints = types_of(kind)
-    for name, each in _fields(kind).items():
-        said: _Declared | None = each.metadata.get(_KEY)
-        factory = each.default_factory
+    for name, (each, said) in _fields(kind).items():
         if said is None:
-            if isinstance(factory, type) and is_dataclass(factory):
-                yield from declared(factory, f"{prefix}{name}.")
-        elif said.nested is None:
-            if said.text:
-                column = prefix + (name if said.column is None else said.column) if said.column != "" else ""
-                default = f"${{{said.follows}}}" if said.follows else each.default
-                default = default.value if isinstance(default, Enum) else default
-                kind_of = hints.get(name, Any)
-                yield Setting(prefix + name, default, said.text, said.unit, column, said.overruled, said.word, kind_of)
-        elif said.changes:
-            for one in declared(said.nested, f"{prefix}{name}."):
-                yield Setting(one.name, None, one.text, one.unit, one.column, one.overruled, one.word, one.kind)
-        else:
+            if isinstance(each.default_factory, type) and is_dataclass(each.default_factory):
+                yield from declared(each.default_factory, f"{prefix}{name}.")
+        elif said.changes and said.nested is not None:
+            yield from (replace(one, default=None) for one in declared(said.nested, f"{prefix}{name}."))
+        elif said.nested is not None:
             for one in declared(said.nested):
-                column = f"{prefix}{name}.{one.column}" if one.column else ""
-                yield Setting(prefix + one.name, one.default, one.text, one.unit, column, one.overruled, one.word, one.kind)
+                yield replace(one, name=prefix + one.name, column=one.column and f"{prefix}{name}.{one.column}")
+        elif said.text:
+            default = each.default.value if isinstance(each.default, Enum) else each.default
+            default = f"${{{said.follows}}}" if said.follows else default
+            column = prefix + (said.column or name) if said.column != "" else ""
+            yield replace(said, name=prefix + name, default=default, column=column, kind=hints.get(name, Any))
 
 
 def node_of(kind: type) -> dict[str, Any]:
     """The entries of an object's node for other nodes: null, or the reference to what an entry follows."""
-    plain = {name: each.metadata.get(_KEY) for name, each in _fields(kind).items()}
-    nodes = {name: said for name, said in plain.items() if said is not None and not said.text and said.nested is None}
-    return {name: f"${{{said.follows}}}" if said.follows else None for name, said in nodes.items()}
+    held_ones = {name: said for name, (_, said) in _fields(kind).items() if said and not said.text and said.nested is None}
+    return {name: f"${{{said.follows}}}" if said.follows else None for name, said in held_ones.items()}
 
 
 def memoised(function: Function) -> Function:
@@ -187,8 +146,7 @@ def make(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
         BadInput: naming the setting.
     """
     values, arguments = dict(values), dict[str, Any]()
-    for name, each in _fields(kind).items():
-        said: _Declared | None = each.metadata.get(_KEY)
+    for name, (_, said) in _fields(kind).items():
         if said is None or said.nested is None or (name in values and not isinstance(values[name], Mapping)):
             continue
         if said.changes:
@@ -215,11 +173,11 @@ def _converted_all(kind: Callable[..., Any], values: Mapping[str, Any], where: s
     for name, value in values.items():
         if name not in known and not isinstance(known, defaultdict):
             raise BadInput(f"{where}.{name}", value, f"{getattr(kind, '__name__', kind)} takes no such argument")
-        one = said[name].metadata.get(_KEY) if name in said else None
-        if one is not None and one.none and value == one.none:
+        one = said[name][1] if name in said else None
+        if one and one.none and value == one.none:
             arguments[name] = None
         elif value is not None or known[name] is not None:
-            arguments[name] = converted(f"{where}.{name}", hints.get(name, Any), value, one.text if one is not None else "")
+            arguments[name] = converted(f"{where}.{name}", hints.get(name, Any), value, one.text if one else "")
     return arguments
 
 

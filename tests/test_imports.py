@@ -183,8 +183,8 @@ def test_kernels_and_value_objects_know_value_objects_alone() -> None:
     assert not beyond(of(*VALUES), *VALUES)
 
 
-def test_help_and_completion_wait_for_nothing() -> None:
-    entry = ("main", "launch", "completion", "compose", "exit_codes", "commands", "jobs", "tools", "progress", "schema")
+def test_help_waits_for_nothing() -> None:
+    entry = ("main", "launch", "compose", "exit_codes", "commands", "jobs", "tools", "progress", "schema")
     quick = of(*(f"cli.{name}" for name in entry))
     light = ("distributions", "groups", "mask", "precision", "problem", "softmax", "tiling")
     values = of(*(f"attention.{name}" for name in light))

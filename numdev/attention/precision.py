@@ -36,7 +36,7 @@ from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast, Overflow
 from numdev.errors import BadInput, NotHonoured
 from numdev.lazy import torch
-from numdev.settings import Overruled, changes, converted, memoised, setting, types_of
+from numdev.settings import changes, converted, memoised, setting, types_of
 
 Row = tuple[str, Operation, str, str]
 """The step whose cast rounds an operation, its kind, and the steps in whose formats its operands are."""
@@ -301,7 +301,7 @@ class Precision(Policy):
         "add weight": ("row_sum", Operation.ADD, "row_sum", "rescale"),
     }
 
-    inputs: Cast | Quantised = _step("q, k and v as the algorithm receives them", overruled=Overruled(("quantise.to",)))
+    inputs: Cast | Quantised = _step("q, k and v as the algorithm receives them", overruled={"quantise.to": None})
     scores: Dot = _step("S, the product Q K^T and its scaling" + _PER_TILE)
     exponential: Cast = _step("the difference S - m, and its exponential; without tiles also P divided by l")
     rescale: Cast = _step("the old maximum minus the new one, and its exponential alpha")

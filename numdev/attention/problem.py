@@ -10,7 +10,7 @@ from jaxtyping import Float
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput
 from numdev.lazy import torch
-from numdev.settings import Overruled, held, inline, setting
+from numdev.settings import held, inline, setting
 
 REPLICATES = 10
 """Draws of a distribution, unless a number is given."""
@@ -40,7 +40,7 @@ class Shape:
         "queries and keys",
         "tokens",
         column="",
-        overruled=Overruled(("queries", "keys")),
+        overruled={"queries": None, "keys": None},
         word="sequence length N",
     )
 

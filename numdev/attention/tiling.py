@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, replace
 from enum import Enum
 
 from numdev.errors import BadInput, NotHonoured
-from numdev.settings import Overruled, held, setting
+from numdev.settings import held, setting
 
 _SIDE = 64  # of a tile, unless set
 
@@ -45,7 +45,7 @@ class Tiling:
         None,
         "Br, queries in one tile; null is 64, unless sram says",
         "rows",
-        overruled=Overruled(("shape",), "square_bc"),
+        overruled={"shape": "square_bc"},
         word="tile rows Br",
     )
     bc: int = setting(None, "Bc, keys in one tile; null is 64, unless sram says", "rows", word="tile columns Bc")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, get_type_hints, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -59,7 +59,8 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
         _refuse(request, _without_effect(request, variant, problem))
         baseline = node(config, "baseline")
         if isinstance(baseline, Rule):
-            if not isinstance(problem, _problem_of(type(baseline).of)):
+            kind = types_of(type(baseline).of).get("problem", Any)  # options of every operation lie in one group
+            if kind is not Any and not isinstance(problem, kind):
                 hint = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
                 raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), hint)
             baseline = baseline.of(variant, problem)
@@ -81,16 +82,6 @@ def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], re
     return StudyPoint(problem, variant, None, problem.replicates(_seeds(request.config)), scenario, dict(labels), reason)
 
 
-@lru_cache(maxsize=64)
-def _problem_of(rule: Callable[..., Any]) -> type:
-    """The class of the problems that a rule is written for, as it is annotated: options of every operation lie in one group."""
-    try:
-        kind = get_type_hints(rule).get("problem")
-    except NameError:  # the annotation is for a type checker alone
-        return object
-    return kind if isinstance(kind, type) and kind is not Any else object
-
-
 def _seeds(config: Mapping[str, Any]) -> int | None:
     seeds: int | None = config["seeds"]
     if seeds is not None and (not isinstance(seeds, int) or seeds < 1):
@@ -109,9 +100,8 @@ def node(config: Mapping[str, Any], path: str) -> Any:
         BadInput: naming the setting.
     """
     value = at(config, path)
-    if isinstance(value, str):
-        name = reference(value, path) if "${" in value else None
-        return value if name is None else node(config, name)
+    if (name := reference(value, path)) is not None:
+        return node(config, name)
     if not isinstance(value, Mapping) or TARGET not in value:
         return value
     own = {name: node(config, f"{path}.{name}") for name in value if not name.startswith("_")}
@@ -152,10 +142,9 @@ def formats(folders: tuple[Path, ...], primary: str, overrides: Sequence[str]) -
         BadInput: for a policy that cannot be made.
     """
     settings = Request(composed(folders, primary, tuple(overrides))[0], {}, {}).config
-    for name, own in settings.items():
-        if isinstance(own, dict) and "preset" in own:
-            yield f"# {name}, the format of every step:"
-            yield from (f"#   {step}: {text}" for step, text in node(settings, name).steps().items())
+    for name in (name for name, own in settings.items() if isinstance(own, dict) and "preset" in own):
+        yield f"# {name}, the format of every step:"
+        yield from (f"#   {step}: {text}" for step, text in node(settings, name).steps().items())
 
 
 def kind_of(request: Request) -> str:
@@ -191,35 +180,28 @@ def accepted_by(raw: Flat, path: str) -> AcceptedSettings:
         for name, value in raw.items():
             if (name == prefix or name.startswith(f"{prefix}.")) and name not in names and "._" not in name:
                 names.add(name)
-                if isinstance(value, str) and (target := reference(value, name)) is not None:
-                    waiting.append(target)
+                waiting += filter(None, [reference(value, name)])
     return AcceptedSettings(frozenset(names))
 
 
 def _declared_by(raw: Flat, path: str) -> AcceptedSettings | None:
     """The declaration of the class of a node's object; None if it is not a node, or its class declares nothing."""
     name = raw.get(f"{path}.{TARGET}")
-    declared = (
-        getattr(made_by(name), "accepted_settings", None) if name else None
-    )  # of another operation a class need not have it
-    return declared if isinstance(declared, AcceptedSettings) else None
+    declared = getattr(made_by(name), "accepted_settings", None) if name else None
+    return declared if isinstance(declared, AcceptedSettings) else None  # of another operation a class need not have it
 
 
 def _place(raw: Flat, path: str) -> str:
     """The path of the node that a node refers to; its own path if it is not a reference."""
-    value = raw.get(path)
-    target = reference(value, path) if isinstance(value, str) else None
+    target = reference(raw.get(path), path)
     return path if target is None else _place(raw, target)
 
 
 def _implementation(raw: Flat) -> str:
     """The node within the variant whose class declares what it accepts; otherwise the node of the variant."""
     variant = _place(raw, "variant")
-    for name, value in raw.items():
-        target = reference(value, name) if isinstance(value, str) and name.startswith(f"{variant}.") else None
-        if target is not None and _declared_by(raw, target) is not None:
-            return target
-    return variant
+    held = (reference(value, name) for name, value in raw.items() if name.startswith(f"{variant}."))
+    return next((name for name in held if name is not None and _declared_by(raw, name) is not None), variant)
 
 
 def _refuse(request: Request, reasons: Iterable[tuple[str, str]]) -> None:
@@ -237,16 +219,15 @@ def _unread(request: Request) -> Iterator[tuple[str, str]]:
         place, option = _implementation(raw), kind_of(request)
         why = accepted_by(raw, place).refusal(first, option)
         able = [one for one, names in _accepted_by_options(place).items() if names.issuperset(unread)]
-        hint = f", or take {place}={' or '.join([', '.join(able[:-1]), able[-1]] if able[1:] else able)}" if able else ""
+        hint = f", or take {place}={' or '.join(able)}" if able else ""
         also = "".join(f", nor {name}" for name in others)
         leave = f"leave {'them' if others else 'it'} out"
         yield first, why or f"{option} does not read {_called(request, first)}{also}; {leave}{hint}"
     own = {name: one for name, one in said.items() if one.name == name}  # not by the file of an option, which values override
     for name, one in schema.settings().items():
-        if one.overruled is not None and name in own:
-            by = [f"{name.partition('.')[0]}.{other}" for other in one.overruled.by]
-            if all(other in own and one.overruled.value in (None, raw[other]) for other in by):
-                yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
+        by = {f"{name.partition('.')[0]}.{other}": value for other, value in (one.overruled or {}).items()}
+        if by and name in own and all(other in own and value in (None, raw[other]) for other, value in by.items()):
+            yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
 
 
 @lru_cache(maxsize=32)

@@ -184,7 +184,7 @@ def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:
 
 
 def _refuse_unwritable(cfg: DictConfig, *settings: str) -> None:
-    from numdev.results.files import refuse_unwritable  # late: neither help nor completion needs it
+    from numdev.results.files import refuse_unwritable  # late: help does not need it
 
     for name in settings:
         refuse_unwritable(name, Path(cfg[name]))

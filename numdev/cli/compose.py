@@ -113,13 +113,12 @@ def _loaded(folders: tuple[Path, ...], name: str) -> dict[str, Any] | None:
     if path is None:
         return _preset(name)
     try:
-        loaded = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        loaded = OmegaConf.load(path)
     except Exception as error:
-        reason = " ".join(str(error).split())
-        raise BadInput("configs", str(path), f"it could not be read ({reason})") from None
-    if not isinstance(loaded, dict):
+        raise BadInput("configs", str(path), f"it could not be read ({' '.join(str(error).split())})") from None
+    if not OmegaConf.is_dict(loaded):
         raise BadInput("configs", str(path), "it must hold keys and values")
-    return {str(key): value for key, value in loaded.items()}
+    return plain(loaded)
 
 
 def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,8 +141,7 @@ def plain(config: Any, *, resolve: bool = False, throw_on_missing: bool = False)
 
 def overrides_of(hydra: Any) -> list[str]:
     """The overrides of a job, as they were written; `hydra` is Hydra's own part of the configuration."""
-    texts: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    return [str(text) for text in texts]
+    return [str(text) for text in plain(hydra.overrides)["task"]]
 
 
 def params_of(hydra: Any) -> list[str]:
@@ -173,26 +171,27 @@ def resolved(settings: Flat) -> Flat:
     Raises:
         BadInput: for a reference that leads nowhere, or to itself.
     """
-    values = dict(settings)
-    for key in settings:
-        at, value, seen = key, settings[key], {key}
-        while isinstance(value, str) and (name := reference(value, at)) in settings and name not in seen:
-            at, value = name, settings[name]
-            seen.add(name)
-        if isinstance(value, str) and "${" in value:
-            if any(one.startswith(f"{reference(value, at)}.") for one in settings):
-                continue
-            try:  # text around a reference, a resolver of OmegaConf, or a mistake
-                value = OmegaConf.select(OmegaConf.create(nested(settings)), key)
-            except OmegaConfBaseException as error:
-                raise BadInput(at, value, f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
-        values[key] = value
-    return values
+
+    def value_of(key: str, *seen: str) -> Any:
+        value = settings[key]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        name = reference(value, key)
+        if name in settings and name not in seen:
+            return value_of(name, *seen, name)
+        if any(one.startswith(f"{name}.") for one in settings):
+            return settings[seen[0]]
+        try:  # text around a reference, a resolver of OmegaConf, or a mistake
+            return OmegaConf.select(OmegaConf.create(nested(settings)), key)
+        except OmegaConfBaseException as error:
+            raise BadInput(key, value, f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
+
+    return {key: value_of(key, key) for key in settings}
 
 
-def reference(value: str, key: str) -> str | None:
+def reference(value: Any, key: str) -> str | None:
     """The dotted name that `${name}` or `${.name}`, as the value of a setting, refers to; None where it is neither."""
-    match = _REFERENCE.fullmatch(value)
+    match = _REFERENCE.fullmatch(value) if isinstance(value, str) and "${" in value else None
     if match is None:
         return None
     dots, name = match.groups()
@@ -312,9 +311,9 @@ class Composer:
         if study not in self.options(STUDY):
             return None  # it is made in Python
         chosen = [item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if item != "_self_"]
-        if len(chosen) > 1 or (chosen and (not isinstance(chosen[0], Mapping) or list(chosen[0]) != [CHOICE])):
+        if any(not isinstance(item, Mapping) or list(item) != [CHOICE] for item in chosen):
             raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME")
-        return str(chosen[0][CHOICE]) if chosen else None
+        return str(chosen[-1][CHOICE]) if chosen else None
 
     def _composed(self, *overrides: str) -> tuple[Flat, dict[str, str]]:
         operation = [f"{OPERATION}={self.operation}"] if self.operation else []
@@ -372,21 +371,19 @@ class Composer:
         Raises:
             BadInput: for a setting that does not exist.
         """
-        chosen, values, _ = self._stack(layers)
+        chosen, stated = self._stated(layers)
         raw, foreign = self.values(chosen), list[NotHonoured]()
-        known = set(raw)
-        for key, value in values.items():
+        known = {key for key in raw if "._" not in key}
+        for key, value in ((key, one.value) for key, one in stated.items() if key == one.name and key not in chosen):
             if key in _OF_THE_RUN:
                 raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
-            if key in known and "._" not in key:
-                raw[key] = value
-                continue
             group = key.partition(".")[0]
-            option = chosen.get(group, self.choices.get(group, ""))
-            able = self.of_others(group, key) if option else []
-            if not able:
+            if key in known:
+                raw[key] = value
+            elif not (able := self.of_others(group, key) if group in self.choices else []):
                 raise BadInput(key, value, f"there is no such setting; {one_of(key, self.known(), most=12)}")
-            if value is not None:
+            elif value is not None:
+                option = chosen.get(group, self.choices[group])
                 hint = f"{group}={option} does not read it; leave it out, or take {group}={' or '.join(able)}"
                 foreign.append(NotHonoured(key, value, hint))
         return Request(raw, self.said(raw, *layers), {**self.choices, **chosen}, tuple(foreign))
@@ -396,50 +393,40 @@ class Composer:
 
         An option whose file names a constructor, `_target_`, states that choice; any other option states what its file holds.
         """
-        chosen, _, said = self._stack(layers)
-        return {key: one for key, one in said.items() if key in chosen or raw.get(key, one.value) is not None}
+        return {key: one for key, one in self._stated(layers)[1].items() if raw.get(key, one.value) is not None}
 
-    def _stack(self, layers: Sequence[Statements]) -> tuple[dict[str, str], Flat, dict[str, Statement]]:
-        """The chosen options by group, the values that override them, and what states each setting."""
-        chosen, values, said = dict[str, str](), Flat(), dict[str, Statement]()
+    def _stated(self, layers: Sequence[Statements]) -> tuple[dict[str, str], dict[str, Statement]]:
+        """The chosen options by group, and what states each setting: a later statement replaces an earlier one."""
+        chosen, stated = dict[str, str](), dict[str, Statement]()
         for layer in layers:
-            self.check_replaced(layer)
-            choices, own = self.split(layer)
+            choices, values = self.split(layer)
             for group, option in choices.items():
-                chosen[group] = option
-                leaf = self.leaf(group, option)
-                said = {key: one for key, one in said.items() if one.name != group}
-                for key in [key for key in values if key.startswith(f"{group}.")]:
-                    lacks = key.count(".") > 1 and key not in self.values({group: option})  # of a node that others have
-                    if key in leaf or (lacks and self.of_others(group, key)):
-                        del values[key]
-                        said.pop(key, None)
+                leaf, has = self.leaf(group, option), self.values({group: option})
+                for key, one in list(stated.items()):
+                    lacks = key.count(".") > 1 and key not in has and self.of_others(group, key)  # of a node that others have
+                    if one.name == group or (key.startswith(f"{group}.") and (key in leaf or lacks)):
+                        del stated[key]
                 names = [group] if f"{group}._target_" in leaf else [key for key in leaf if "._" not in key]
-                said |= dict.fromkeys(names, Statement(group, option))
-            values |= own
-            said |= {key: Statement(key, value) for key, value in own.items()}
-        return chosen, values, said
+                stated |= dict.fromkeys(names, Statement(group, option))
+            chosen |= choices
+            stated |= {key: Statement(key, value) for key, value in values.items()}
+        return chosen, stated
 
-    def check_replaced(self, layer: Statements) -> None:
-        """Check a layer for an option of whose file nothing is left, since values of the layer itself replace it.
+    def split(self, statements: Statements) -> tuple[dict[str, str], Flat]:
+        """Options of groups, and values by dotted name.
 
         Raises:
-            NotHonoured: naming the group.
+            NotHonoured: for an option of whose file nothing is left, since values beside it replace it.
         """
-        choices, values = self.split(layer)
+        choices = {group: statements[group] for group in statements if group in self.choices}
+        values = dict(flat({key: value for key, value in statements.items() if key not in choices}))
         for group, option in choices.items():
+            if isinstance(option, (Mapping, list)):
+                raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
             of_file = {key: value for key, value in self.leaf(group, option).items() if value is not None}
             if of_file and all(values.get(key, value) not in (None, value) for key, value in of_file.items()):
                 stronger = " and ".join(f"{key}={written(values[key])}" for key in of_file)
                 raise NotHonoured(group, option, f"{stronger} replaces all that it states; leave one of them out")
-
-    def split(self, statements: Statements) -> tuple[dict[str, str], Flat]:
-        """Options of groups, and values by dotted name."""
-        choices = {group: statements[group] for group in statements if group in self.choices}
-        for group, option in choices.items():
-            if isinstance(option, (Mapping, list)):
-                raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
-        values = dict(flat({key: value for key, value in statements.items() if key not in choices}))
         return {group: str(option) for group, option in choices.items()}, values
 
     def stands_for(self, statements: Statements) -> Flat:

@@ -159,17 +159,16 @@ class Expander:
         """
         task = {key: value for key, value in self.task.items() if key != "seeds"}
         axes = {one: _axes(fields, own) for one, own in scenarios.items()}
-        having = {key: [one for one in axes if _has(axes[one].get(key), value)] for key, value in task.items()}
+        of_axes = {key for key, value in task.items() if any(_has(each.get(key), value) for each in axes.values())}
 
         def stays(one: str, own: Statements) -> bool:
-            swept, of_its_own = [key for key in task if key in axes[one]], own.get("axes") or {}
-            if not all(one in having[key] if having[key] else key not in of_its_own for key in swept):
+            swept, of_its_own, layers = axes[one], own.get("axes") or {}, (fields["base"], _settings(own))
+            if any(not _has(swept[key], task[key]) if key in of_axes else key in of_its_own for key in task if key in swept):
                 return False
-            layers = fields["base"], _settings(own)
-            raw = self.composer.request(*layers).raw
-            after = self.composer.request(*layers, {key: value for key, value in task.items() if key not in swept}).raw
-            stated = (key for key, value in self.composer.stands_for(layers[1]).items() if value is not None and key in raw)
-            return all(key in after and after[key] == raw[key] for key in stated)
+            others = {key: value for key, value in task.items() if key not in swept}
+            before, after = (self.composer.request(*layers, more).raw for more in ({}, others))
+            stated = (key for key, value in self.composer.stands_for(layers[1]).items() if value is not None and key in before)
+            return all(key in after and after[key] == before[key] for key in stated)
 
         kept = {one: own for one, own in scenarios.items() if not task or stays(one, own)}
         if not kept:
@@ -180,7 +179,6 @@ class Expander:
 
     def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
         points: dict[str, StudyPoint] = {}
-        self.composer.check_replaced(self.task)
         for scenario, own in scenarios.items():
             try:
                 axes = {key: self._axis(key, values) for key, values in _axes(fields, own).items()}
@@ -210,11 +208,8 @@ class Expander:
         self, scenario: str, labels: Mapping[str, Any], entries: Mapping[str, Entry], below: tuple[Statements, Statements]
     ) -> StudyPoint:
         """The point; it is recorded as unsupported if it cannot honour something that is stated."""
-        choices, values = dict[str, Any](), dict[str, Any]()
-        for entry in entries.values():
-            of_groups, others = self.composer.split(entry.statements)
-            choices |= of_groups
-            values |= others
+        parts = [self.composer.split(entry.statements) for entry in entries.values()]
+        choices, values = ({key: value for part in parts for key, value in part[i].items()} for i in (0, 1))
         task_choices, task_values = self.composer.split(self.task)
         request = self.composer.request(*below, choices | task_choices, values, task_values)
         try:
@@ -227,7 +222,7 @@ class Expander:
 
     def _check_label(self, axis: str, entry: Entry) -> None:
         """Raise NotHonoured for a label that would be wrong, since the command line overrides what the label stands for."""
-        stands_for = self.composer.stands_for(entry.statements) if self.task else {}
+        stands_for = self.composer.stands_for(entry.statements)
         for key, value in self.task.items():
             if stands_for.get(key, value) not in (None, value):
                 hint = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"

@@ -22,7 +22,7 @@ from numdev.cli.jobs import Job, NoFigure
 from numdev.errors import BadInput
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
-FLAGS = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m", "--shell-completion -sc")
+FLAGS = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m")
 FLAGS_WITH_VALUE = (
     *(
         "--cfg -c",

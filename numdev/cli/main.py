@@ -28,7 +28,6 @@ which step and which number format cause it
   numdev measure --help                 what can be set, and what it means
   numdev measure ... dry_run=true       points and memory; measures nothing
   numdev measure ... --cfg job          the settings of a command; runs nothing
-  eval "$(numdev -sc install=bash)"     completion; also install=zsh or =fish
   numdev --version
 
 Exit code:
@@ -74,10 +73,6 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"numdev {package_version()}")
         return 0
-    if command in ("-sc", "--shell-completion"):
-        from numdev.cli import completion
-
-        return completion.complete(arguments)
     if command in ("compare", "studies", "tune"):
         from numdev.cli import tools
 

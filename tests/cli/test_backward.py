@@ -146,7 +146,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"backward": "naive", "recompute.delta": "probabilities"}, "recompute.delta", "backward=naive does not read it"),
     ({"backward": "naive", "precision.scores": "fp32"}, "precision.scores", "backward=naive does not read it"),
     ({"backward": "naive", "forward_precision.values": "fp32"}, "forward_precision.values", "backward=naive does not read"),
-    ({"backward": "naive", "tiling.bc": 32}, "tiling.bc", "take backward=flex, instrumented, tiled or triton"),
+    ({"backward": "naive", "tiling.bc": 32}, "tiling.bc", "take backward=flex or instrumented or tiled or triton"),
     ({"backward": "exact", "precision.ds": "fp32"}, "precision.ds", "backward=exact does not read it"),
     ({"backward": "triton", "precision.ds": "fp32"}, "precision.ds", "arithmetic of its own"),
     ({"backward": "triton", "precision": "eager_bf16"}, "precision.preset", "backward=triton has an arithmetic of its own"),

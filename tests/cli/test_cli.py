@@ -467,34 +467,6 @@ class TestReport:
         assert ran.err.startswith(f"{field}: ")
 
 
-class TestShell:
-    @pytest.mark.parametrize(
-        ("line", "expected"),
-        [
-            (
-                "numdev ",
-                {"compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune", "--help", "--version"},
-            ),
-            ("numdev measure softmax=fa3", {"softmax=fa3", "softmax=fa3_fp8"}),
-            ("numdev measure seeds=1 tiling.b", {"tiling.br=", "tiling.bc="}),
-            ("numdev measure seeds=1 -m shar", {"shard=", "shards="}),
-            ("numdev studies ", set()),
-        ],
-    )
-    def test_completes(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, line: str, expected: set[str]) -> None:
-        monkeypatch.setenv("COMP_LINE", line)
-        ran = numdev("-sc", "query=bash")
-        assert ran.code == 0
-        assert set(ran.out.split()) == expected
-
-    @pytest.mark.parametrize("shell", ["bash"])
-    def test_installs(self, numdev: Command, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["/usr/local/bin/numdev"])
-        ran = numdev("-sc", f"install={shell}")
-        assert ran.code == 0
-        assert "numdev" in ran.out
-
-
 def test_an_explicit_number_of_shards_is_kept() -> None:
     assert launch.ordered("measure", ["-m", "shard=0,1"]) == ["shard=0,1", "shards=2", "-m"]
     assert launch.ordered("measure", ["-m", "shard=0,1", "shards=8"]) == ["shard=0,1", "shards=8", "-m"]

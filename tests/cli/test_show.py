@@ -1,4 +1,4 @@
-"""What a person sees in a terminal: a point, a sweep, a dry run, formats, completion, and mistakes in one's own kernel."""
+"""What a person sees in a terminal: a point, a sweep, a dry run, formats, and mistakes in one's own kernel."""
 
 from __future__ import annotations
 

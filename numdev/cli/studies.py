@@ -184,7 +184,8 @@ class Workers(ProcessPoolExecutor):
     def run(self, place: int, *, fresh: bool, shard: Shard, keys: Sequence[str], progress: Any) -> Outcome:
         """As `numdev.results.study.run` for the study at a place, with the same records and the same outcome.
 
-        Points of one problem go to one worker, for golden to be computed once, unless they are more than its share.
+        Points of one problem go to one worker, for golden to be computed once, unless they are more than its share of the work.
+        The longest go first, so that no worker is left with them at the end.
 
         Raises:
             NumdevError: if a worker is killed. An error that a worker raises is raised here.
@@ -193,9 +194,14 @@ class Workers(ProcessPoolExecutor):
         work, at = begin(study, bench, self.store, shard, keys), {key: i for i, key in enumerate(keys)}
         ended = {} if fresh else {key: how for key, _ in work if (how := stored(self.store, key))}
         left = [item for item in work if item[0] not in ended]
-        most = max(1, len(left) // (2 * self.count))
-        groups = [list(group) for _, group in groupby(left, lambda item: item[1].problem)]
-        parts = [group[i : i + most] for group in groups for i in range(0, len(group), most)]
+        work_of = bench.kind.operation.workload.size
+        size = {key: max(1.0, point.seeds * work_of(point.problem)[-1]) for key, point in left}
+        share, parts = sum(size.values()) / (2 * self.count), []
+        for _, points in groupby(left, lambda item: item[1].problem):
+            group = list(points)
+            most = max(1, int(share // size[group[0][0]]))
+            parts += [group[i : i + most] for i in range(0, len(group), most)]
+        parts.sort(key=lambda part: sum(size[key] for key, _ in part), reverse=True)
         if left:
             progress(len(ended), len(work), left[0][1])
         try:

@@ -194,12 +194,11 @@ class Workers(ProcessPoolExecutor):
         work, at = begin(study, bench, self.store, shard, keys), {key: i for i, key in enumerate(keys)}
         ended = {} if fresh else {key: how for key, _ in work if (how := stored(self.store, key))}
         left = [item for item in work if item[0] not in ended]
-        work_of = bench.kind.operation.workload.size
-        size = {key: max(1.0, point.seeds * work_of(point.problem)[-1]) for key, point in left}
+        size = {key: point.seeds * max(1, bench.kind.needed_bytes(point.problem, point.variant)) for key, point in left}
         share, parts = sum(size.values()) / (2 * self.count), []
         for _, points in groupby(left, lambda item: item[1].problem):
             group = list(points)
-            most = max(1, int(share // size[group[0][0]]))
+            most = max(1, int(share / size[group[0][0]]))
             parts += [group[i : i + most] for i in range(0, len(group), most)]
         parts.sort(key=lambda part: sum(size[key] for key, _ in part), reverse=True)
         if left:

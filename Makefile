@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 unexport PYTHONDONTWRITEBYTECODE # the tests start many processes, each of which would compile numdev
 
-# The arithmetic, on the paths of the mathematics libraries that are least like those of a processor of today. Elementary functions
-# are not listed: their test starts such processes itself. Expectations depend on no path.
-NUMERICS := tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/arithmetic/test_quantise.py \
+# The arithmetic, on the paths of the mathematics libraries that are least like those of a processor of today. Expectations depend on
+# no path. Elementary functions and products are tested on one more.
+NUMERICS := tests/arithmetic/test_elementary.py tests/arithmetic/test_rounded_once.py tests/arithmetic/test_rounding.py tests/arithmetic/test_quantise.py \
 	$(addprefix tests/attention/test_,precision.py softmax.py counters.py exact.py naive.py tiled.py)
 
 .PHONY: help setup paper training test shapes numerics slow lint types check bench faults kill docs docs-serve clean
@@ -42,7 +42,10 @@ shapes: $(READY) ## run the tests of what computes, with types and shapes checke
 		tests/arithmetic tests/attention tests/measurement tests/training
 
 numerics: $(READY) ## run the tests of the arithmetic on other paths of the mathematics libraries
-	OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 --threads 2 -k "not expectation" $(NUMERICS)
+	OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest -n 2 --threads 2 \
+		-k "not expectation" $(NUMERICS)
+	OMP_WAIT_POLICY=passive ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=AVX2 $(BIN)/python -m pytest -n 2 --threads 2 \
+		tests/arithmetic/test_elementary.py tests/attention/test_precision.py
 
 lint: $(READY) ## check style
 	$(BIN)/ruff check .

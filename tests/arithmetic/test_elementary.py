@@ -1,6 +1,6 @@
 """Every elementary operation whose result numdev relies on bit for bit, against exact rational and integer arithmetic.
 
-numdev relies on these, on every processor and by every path of the libraries (`ATEN_CPU_CAPABILITY`, `MKL_CBWR`, threads):
+numdev relies on these, on every processor and by every path of the libraries; `make numerics` takes two of them:
 
 - `+ - * /` in FP32 and FP64, also with a number in place of a tensor, rounded once to nearest even, subnormal numbers kept;
 - conversions: FP64 to FP32, FP32 to BF16 and FP16, and every one that is exact;
@@ -18,13 +18,9 @@ from __future__ import annotations
 import ast
 import math
 import operator
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,15 +98,6 @@ ARITHMETIC: dict[str, tuple[Binary, Callable[[Any, Any], Any]]] = {
     "multiply": (torch.mul, operator.mul),
     "divide": (torch.div, operator.truediv),
 }
-
-
-@pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    """As many as the path under test says; the suite has one elsewhere."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(int(os.environ.get("NUMDEV_ELEMENTARY", before)))
-    yield
-    torch.set_num_threads(before)
 
 
 def bits(x: Tensor) -> Tensor:
@@ -271,24 +258,3 @@ def test_numdev_uses_no_operation_of_tensors_that_is_not_tested_here() -> None:
             if not (isinstance(node.value, ast.Name) and node.value.id in ("math", "np")):
                 used.append(f"{path.relative_to(PACKAGE)}:{node.lineno} {node.attr}")
     assert not used
-
-
-PATHS = [
-    ({"ATEN_CPU_CAPABILITY": "avx2"}, 2),
-    ({"ATEN_CPU_CAPABILITY": "default"}, 1),
-    ({"MKL_CBWR": "COMPATIBLE"}, 2),
-    ({"MKL_CBWR": "AVX2"}, 1),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("path", "threads"), PATHS, ids=str)
-def test_all_of_this_by_other_paths_of_the_libraries(path: dict[str, str], threads: int) -> None:
-    """In a process of its own, with one thread or two: the libraries read these variables when they are loaded."""
-    environment = {**os.environ, **path, "NUMDEV_ELEMENTARY": str(threads)}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", str(Path(__file__))]
-    command += ["-k", "not other_paths and not numdev_uses"]
-    ran = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2]
-    )
-    assert ran.returncode == 0, ran.stdout[-3000:]

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
-from dataclasses import fields
 from fractions import Fraction
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,8 +84,8 @@ def test_native_product_is_within_its_bound(inner: int, dtype: torch.dtype) -> N
 @settings(max_examples=60)
 @given(
     st.tuples(st.sampled_from([1, 2, 3, 24]), st.integers(1, 3)),
-    st.integers(1, 70),
-    st.one_of(st.integers(1, 130), st.integers(190, 300), st.integers(500, 1600)),
+    st.one_of(st.integers(1, 70), st.integers(17, 96)),
+    st.one_of(st.sampled_from([65, 129, 193]), st.integers(1, 130), st.integers(190, 300), st.integers(500, 1600)),
     st.integers(1, 70),
     st.booleans(),
     st.sampled_from(DTYPES),
@@ -99,7 +94,10 @@ def test_native_product_is_within_its_bound(inner: int, dtype: torch.dtype) -> N
 def test_a_row_does_not_depend_on_the_rows_beside_it(
     batch: tuple[int, int], rows: int, inner: int, columns: int, transposed: bool, dtype: torch.dtype, data: st.DataObject
 ) -> None:
-    """Bit for bit: any slice of rows, one batch entry alone of few or many, and a plain matrix, from either layout of b."""
+    """Bit for bit: any slice of rows, one batch entry alone of few or many, and a plain matrix, from either layout of b.
+
+    Of one product more than whole sums MKL on an Intel Xeon adds the last with one rounding or with two, by their strides.
+    """
     a = torch.randn(*batch, rows, inner, dtype=dtype)
     b = torch.randn(batch[0], 1, columns, inner, dtype=dtype).mT
     b = b if transposed else b.contiguous()
@@ -109,30 +107,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
     assert torch.equal(product(a[..., first:last, :], b), whole[..., first:last, :])
     assert torch.equal(product(a[-1:], b[-1:]), whole[-1:])
     assert torch.equal(product(a[0, -1], b[0, 0]), whole[0, -1])
-
-
-@pytest.mark.parametrize("inner", [65, 129, 193])
-def test_one_product_more_than_whole_sums_is_rounded_alike_in_every_row(inner: int) -> None:
-    """MKL on an Intel Xeon adds a single product with one rounding or with two, which depends on the strides of the operands."""
-    for rows in range(17, 97, 5):
-        a, b = torch.randn(3, 2, rows, inner), torch.randn(3, 1, inner, 20)
-        whole = product(a, b)
-        assert torch.equal(product(a[..., 7:12, :], b), whole[..., 7:12, :])
-        assert torch.equal(product(a[-1:], b[-1:]), whole[-1:])
-
-
-@pytest.mark.slow
-def test_nor_by_other_kernels_of_mkl() -> None:
-    """In a process of its own with two threads: MKL chooses when it is loaded.
-
-    By AVX2 the last two of 32 rows have other bits than the same rows elsewhere.
-    """
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:xdist", "-p", "no:cacheprovider", "--threads", "2"]
-    command += [str(Path(__file__)), "-k", "rows_beside"]
-    environment = {**os.environ, "MKL_CBWR": "AVX2", "OMP_WAIT_POLICY": "passive"}
-    root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=root)
-    assert ran.returncode == 0, ran.stdout[-2000:]
 
 
 def test_dots_as_text() -> None:
@@ -193,17 +167,6 @@ def test_every_preset_has_a_name_that_is_it(policy: type[Policy]) -> None:
         "scores": "bf16@24",
         "name": "custom",
     }
-
-
-@BOTH
-def test_one_step_at_a_time(policy: type[Policy]) -> None:
-    base = policy.kernel(BF16)
-    dots = ("scores", "row_sum", "values", "dp", "delta", "dq", "dk", "dv")
-    for step in base.steps():
-        ablated = base.with_step(**{step: TF32})
-        assert [f.name for f in fields(base) if getattr(base, f.name) != getattr(ablated, f.name)] == [step]
-        assert isinstance(getattr(ablated, step), Dot) == (step in dots)
-    assert [str(cast) for cast in base.casts()] == list(base.steps().values())
 
 
 STEPS: list[tuple[type[Policy], str, Any, object]] = [

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import Rounding
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Gradients, Output
 from numdev.attention.mask import Mask
-from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
 
 U64 = 2.0**-53
 
@@ -57,75 +54,55 @@ def lse_of(output: Output) -> Tensor:
     return output.lse
 
 
-def mixed() -> Precision:
-    """A policy in which no two neighbouring steps share a format, with running sums rounded within a tile."""
-    return Precision(
-        inputs=Cast(BF16),
-        scores=Dot.parse("e8m13:toward_zero@16"),
-        exponential=Cast.parse("fp16"),
-        rescale=Cast.parse("tf32"),
-        row_sum=Dot.parse("bf16@8"),
-        probabilities=Cast.parse("e5m2"),
-        values=Dot.parse("bf16@24"),
-        accumulator=Cast.parse("e8m9:toward_zero"),
-        output=Cast.parse("fp16"),
-    )
+Kind = TypeVar("Kind", bound=Policy)
 
 
-def mixed_backward() -> BackwardPrecision:
-    """As `mixed`."""
-    return BackwardPrecision(
-        inputs=Cast(BF16),
-        scores=Dot.parse("e8m13:toward_zero@16"),
-        exponential=Cast.parse("fp16"),
-        probabilities=Cast.parse("e5m2"),
-        dp=Dot.parse("tf32@8"),
-        delta=Dot.parse("bf16@8"),
-        difference=Cast.parse("e8m9:toward_zero"),
-        ds=Cast.parse("e5m3"),
-        dq=Dot.parse("bf16@24"),
-        dk=Dot.parse("tf32@4"),
-        dv=Dot.parse("fp16@8"),
-        dq_sum=Cast.parse("e8m9:up"),
-        dk_sum=Cast.parse("bf16"),
-        dv_sum=Cast.parse("e8m12"),
-        output=Cast.parse("fp16"),
-    )
+def usual(kind: type[Kind]) -> dict[str, Kind]:
+    """Policies that both passes have."""
+    formats = {name: getattr(kind, name) for name in ("uniform", "kernel", "eager")}
+    presets = {f"{name}_{fmt}": preset(fmt) for name, preset in formats.items() for fmt in (BF16, FP16, E5M2)}
+    toward_zero = kind.throughout(Cast.parse("bf16:toward_zero"))
+    return presets | {"fp32": kind.uniform(FP32), "golden": kind.golden(), "toward_zero": toward_zero}
 
 
-POLICIES: dict[str, Callable[[], Precision]] = {
-    **{
-        f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
-        for kind, preset in (("uniform", Precision.uniform), ("kernel", Precision.kernel), ("eager", Precision.eager))
-        for fmt in (BF16, FP16, E5M2)
-    },
-    "fp32": lambda: Precision.uniform(FP32),
-    "golden": Precision.golden,
-    "mixed": mixed,
-    "narrow_sum": lambda: Precision.kernel(BF16).with_step(row_sum=Dot(Cast(BF16))),
-    "tensor_core": lambda: Precision.kernel(FP16).with_step(scores=Dot.parse("e8m13:toward_zero@16")),
-    "toward_zero": lambda: Precision.throughout(Cast.parse("bf16:toward_zero")),
-    "wide operands": lambda: Precision.kernel(FP16).with_step(accumulator=Cast(FP16), exponential=Cast(BF16, Rounding.ODD)),
-    "fp8": Precision.fp8,
-    "int8": Precision.int8,
+# In the mixed ones no two neighbouring steps share a format, and running sums are rounded within a tile.
+POLICIES: dict[str, Precision] = usual(Precision) | {
+    "mixed": Precision.golden().with_step(
+        inputs="bf16",
+        scores="e8m13:toward_zero@16",
+        exponential="fp16",
+        rescale="tf32",
+        row_sum="bf16@8",
+        probabilities="e5m2",
+        values="bf16@24",
+        accumulator="e8m9:toward_zero",
+        output="fp16",
+    ),
+    "narrow_sum": Precision.kernel(BF16).with_step(row_sum="bf16"),
+    "tensor_core": Precision.kernel(FP16).with_step(scores="e8m13:toward_zero@16"),
+    "wide operands": Precision.kernel(FP16).with_step(accumulator="fp16", exponential="bf16:odd"),
+    "fp8": Precision.fp8(),
+    "int8": Precision.int8(),
 }
-
-
-BACKWARD_POLICIES: dict[str, Callable[[], BackwardPrecision]] = {
-    **{
-        f"{kind}_{fmt.name}": (lambda preset=preset, fmt=fmt: preset(fmt))  # type: ignore[misc]
-        for kind, preset in (
-            ("uniform", BackwardPrecision.uniform),
-            ("kernel", BackwardPrecision.kernel),
-            ("eager", BackwardPrecision.eager),
-        )
-        for fmt in (BF16, FP16, E5M2)
-    },
-    "fp32": lambda: BackwardPrecision.uniform(FP32),
-    "golden": BackwardPrecision.golden,
-    "mixed": mixed_backward,
-    "toward_zero": lambda: BackwardPrecision.throughout(Cast.parse("bf16:toward_zero")),
-    "wide operands": lambda: BackwardPrecision.kernel(FP16).with_step(dq_sum=FP16, difference=BF16, delta="bf16@4"),
+BACKWARD_POLICIES: dict[str, BackwardPrecision] = usual(BackwardPrecision) | {
+    "mixed": BackwardPrecision.golden().with_step(
+        inputs="bf16",
+        scores="e8m13:toward_zero@16",
+        exponential="fp16",
+        probabilities="e5m2",
+        dp="tf32@8",
+        delta="bf16@8",
+        difference="e8m9:toward_zero",
+        ds="e5m3",
+        dq="bf16@24",
+        dk="tf32@4",
+        dv="fp16@8",
+        dq_sum="e8m9:up",
+        dk_sum="bf16",
+        dv_sum="e8m12",
+        output="fp16",
+    ),
+    "wide operands": BackwardPrecision.kernel(FP16).with_step(dq_sum="fp16", difference="bf16", delta="bf16@4"),
 }
 
 

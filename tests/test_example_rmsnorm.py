@@ -21,7 +21,7 @@ from numdev.measurement.deviation.measurement import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store
-from tests.cli.test_cli import Command, jobs, numdev, unless
+from tests.cli.test_cli import Command, numdev, unless
 
 __all__ = ["numdev"]  # the fixture
 
@@ -123,17 +123,6 @@ class TestByTheCommandLine:
         assert record.config["baseline"]["format"] == "bf16"
         assert record.table("deviation")
 
-    def test_a_sweep_and_its_figure(self, numdev: Command) -> None:
-        sweep = ("-m", "policy=bf16,kernel_bf16", "norm.block=16,64", "objective=y.max_difference")
-        ran = numdev("measure", *CONFIGS, *RMSNORM, *sweep)
-        assert (ran.code, ran.err) == (0, "")
-        lines = jobs(ran.out)
-        assert len(lines) == 4
-        assert all(" ok, " in line for line in lines)
-        ran = numdev("measure", *CONFIGS, *RMSNORM, "-m", "norm.block=16,64", "objective=out.max_difference")
-        assert (ran.code, ran.out) == (2, ""), "nothing is measured"
-        assert "did you mean y.max_difference" in ran.err
-
     @pytest.mark.parametrize(
         ("words", "error"),
         [
@@ -188,13 +177,3 @@ class TestByTheCommandLine:
             rows = list(csv.DictReader(file))
         assert {(row["operation"], row["label.norm"]) for row in rows} == {("rmsnorm", "torch"), ("rmsnorm", "emulation")}
         assert all(float(row["latency"]) > 0 for row in rows)
-
-    @pytest.mark.slow
-    def test_the_command_line_chooses_the_operation_of_a_study(self, numdev: Command) -> None:
-        """A study's file chooses its operation; another one does not have its settings."""
-        ran = numdev("measure", *CONFIGS, "operation=attention", "study=rmsnorm_blocks", "device=cpu")
-        assert ran.code == 2
-        assert "problem.rows" in ran.err
-        ran = numdev("paper", *CONFIGS, "studies=[rmsnorm_blocks]", "seeds=1", "device=cpu", "out=paper")
-        assert ran.code == 0, ran.err
-        assert "rmsnorm_blocks: 12 points, 12 measured" in ran.out

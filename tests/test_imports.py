@@ -161,17 +161,12 @@ def test_kernels_and_the_report_are_imported_only_where_they_are_used() -> None:
 
 
 def test_measurements_results_and_reports_name_no_operation() -> None:
+    """An operation declares itself to measurements and records alone."""
     assert not forbidden(of("measurement", "results", "report"), *inside("attention", "training"))
     assert not forbidden(of("report"), *inside("measurement.runner", "measurement.speed.measurement", "results.study"))
     metrics = of("measurement.deviation.metrics", "measurement.deviation.sample")
     assert not forbidden(metrics, *inside("measurement.runner", "measurement.operation", "results"))
-
-
-def test_an_operation_declares_itself_to_measurements_and_results_alone() -> None:
-    allowed = inside("attention", "arithmetic", "errors", "measurement", "results.record")
-    declared = [each for name in of(*DECLARES) for each in imports(name) if each.imported.startswith("numdev.")]
-    assert declared
-    assert not [str(each) for each in declared if not each.is_of(*allowed)]
+    assert not beyond(of(*DECLARES), "attention", "arithmetic", "errors", "measurement", "results.record", within="numdev")
 
 
 # What the kernels may know of attention: value objects, and nothing that computes attention.

@@ -48,14 +48,10 @@ def test_nothing_of_a_run_is_kept(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
     assert "widgets" not in notebook.metadata
+    assert "NUMDEV_NOTEBOOK_SMALL" in code_cells(notebook)[0].source, "the first cell chooses the size"
     for cell in code_cells(notebook):
         assert cell.outputs == []
         assert cell.execution_count is None
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_first_cell_chooses_the_size(path: Path) -> None:
-    assert "NUMDEV_NOTEBOOK_SMALL" in code_cells(read(path))[0].source
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -92,12 +92,6 @@ def test_without_a_repository_no_link_leads_nowhere() -> None:
     assert "findings (`docs/findings.md`)" in shown
 
 
-def test_the_urls_of_the_project() -> None:
-    assert list(urls("")) == ["Paper"]
-    assert urls(HOST)["Repository"] == HOST
-    assert all(address.startswith("https://") for address in urls(HOST).values())
-
-
 @pytest.mark.parametrize(
     ("remote", "address"),
     [
@@ -114,3 +108,4 @@ def test_the_repository_is_gits_origin(remote: str, address: str, tmp_path: Path
     if remote:
         subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", remote], check=True)
     assert origin(tmp_path) == address
+    assert urls(address).get("Repository", "") == address

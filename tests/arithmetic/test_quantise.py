@@ -77,21 +77,6 @@ def test_error_of_every_element_is_within_half_a_step(grid: str, scale: Scale) -
         assert bool(((rounded - x).abs() > 0).any())
 
 
-def test_threads_share_what_a_warp_holds() -> None:
-    """SageAttention2's groups for a block of 32 rows of q and of 64 of k: 8 of 4 rows, and 4 of 16 keys in pairs."""
-    q, k, v = draw((1, 1, 1, 64, 128, 4))
-    quantised = Quantised(Cast.parse("int4"), Scale.THREAD, 64, 32, values=FINE)
-    for place, token, members in (
-        (0, 33, [33, 41, 49, 57]),
-        (1, 66, [64 + 8 * i + j for i in range(8) for j in (2, 3)]),
-    ):
-        inputs = [q, k, v]
-        larger = [t.clone() for t in inputs]
-        larger[place][0, 0, token] *= 1000.7
-        changed = (quantised(*larger)[place] != quantised(*inputs)[place])[0, 0].any(-1)
-        assert changed.nonzero().flatten().tolist() == members
-
-
 @settings(max_examples=40)
 @given(st.integers(1, 20), st.integers(1, 25), st.sampled_from(GRIDS), st.integers(0, 99))
 def test_blocks_between_rows_and_heads(tokens: int, block: int, grid: str, seed: int) -> None:
@@ -196,20 +181,6 @@ def test_scores_with_a_mean_of_q_are_sageattention2s(smoothing: Smoothing, block
     assert float((apart - apart[..., :1]).abs().max()) <= 100 * U64 * float(got.abs().max())
     if smoothing is Smoothing.Q:
         assert float(apart.abs().max()) <= 100 * U64 * float(got.abs().max())
-
-
-def test_values_by_channel_do_not_pay_for_another_channel() -> None:
-    """One channel of v is 1000 times the others: with a scale of its own it costs them nothing."""
-    q, k, v = draw((1, 1, 1, 9, 30, 8))
-    v[..., 3] *= 1000.0
-    low = Cast.parse("e4m3fn:saturate")
-    for scale, relative in ((Scale.CHANNEL, 2.0**-4), (None, None)):
-        rounded = Quantised(Cast.parse("int8"), values=low, values_scale=scale)(q, k, v)[2]
-        if relative is not None:
-            largest = v.abs().amax(-2, keepdim=True)
-            assert bool(((rounded - v).abs() <= relative * v.abs() + largest / 448 * 2.0**-10).all())
-        else:
-            assert float(rounded.abs().max()) == 448.0, "saturated without a scale"
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import KernelLaunch, Tiling
-from numdev.attention.triton import Triton, TritonBackward
+from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Backend, Sdpa
@@ -182,17 +182,3 @@ def test_what_is_stored_first_is_not_read(case: tuple[Mask, int, int, int], bc: 
     assert moved - first == 4 * 4 * 8 * sum(met)
     scaled = cost.backward_tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
     assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_the_hopper_kernel_by_hand(causal: bool) -> None:
-    """One head of 256 tokens in two tiles, head_dim 64, BF16: a row is 128 bytes, one of FP32 256, and LSE and delta 8."""
-    row, wide, n = 128, 256, 256
-    moved = 2 * n * row + 3 * 4 * n  # O and dO in; LSE in, delta and LSE log2(e) out
-    moved += 2 * n * row + 3 * n * row  # K and V in, once; dQ, dK and dV out
-    met = n + (n // 2 if causal else n)  # the second tile of keys is seen by the second half of the queries
-    moved += met * (2 * row + 8)  # Q and dO, LSE and delta
-    moved += n * wide + 2 * (met - n) * wide + n * wide  # stored, then read and written; read to be converted
-    problem = Problem(Distribution(), Shape(queries=n, keys=n, head_dim=64), Mask(causal=causal))
-    model = TritonBackward(Triton()).cost_model(KernelLaunch("numdev hopper backward, one kernel", 128, 128))
-    assert cost.cost_of(problem, model, CPU, backward=True) == (float(moved), 128)

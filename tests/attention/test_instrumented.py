@@ -58,7 +58,7 @@ def random_policy(seed: int) -> Precision:
     return Precision.parse("fp32").with_step(**steps)
 
 
-EITHER = [*(POLICIES[name]() for name in ("uniform_e5m2", "uniform_fp16", "eager_bf16", "narrow_sum", "fp8", "int8"))]
+EITHER = [*(POLICIES[name] for name in ("uniform_e5m2", "uniform_fp16", "eager_bf16", "narrow_sum", "fp8", "int8"))]
 
 
 @pytest.mark.parametrize("policy", [*EITHER, *map(random_policy, range(4))])

@@ -68,7 +68,7 @@ def head_by_head(
 @settings(max_examples=25)
 @given(st.sampled_from(sorted(POLICIES)), st.sampled_from(sorted(MASKS)), st.sampled_from(Normalise))
 def test_every_policy_is_its_three_lines(name: str, mask: str, normalise: Normalise) -> None:
-    precision = POLICIES[name]()
+    precision = POLICIES[name]
     q, k, v = precision.round_inputs(*draw(SIZES))
     got = Naive(precision, normalise)(q, k, v, MASKS[mask], SCALE)
     out, lse = head_by_head(q, k, v, precision, MASKS[mask], SCALE, normalise)
@@ -94,7 +94,7 @@ def test_in_double_precision_it_is_exact(mask: str, normalise: Normalise) -> Non
 @pytest.mark.parametrize("normalise", Normalise)
 @pytest.mark.parametrize("name", ["kernel_bf16", "mixed"])
 def test_blocks_of_rows_change_no_bit(name: str, normalise: Normalise, monkeypatch: pytest.MonkeyPatch) -> None:
-    precision = POLICIES[name]()
+    precision = POLICIES[name]
     inputs = precision.round_inputs(*draw(SIZES))
     whole = Naive(precision, normalise)(*inputs, Mask(causal=True))
     monkeypatch.setitem(naive._WORKSPACE, "cpu", 1)
@@ -176,7 +176,7 @@ def gradients_head_by_head(
 @settings(max_examples=15)
 @given(st.sampled_from(sorted(BACKWARD_POLICIES)), st.sampled_from(sorted(MASKS)))
 def test_every_backward_policy_is_its_lines(name: str, mask: str) -> None:
-    policy = BACKWARD_POLICIES[name]()
+    policy = BACKWARD_POLICIES[name]
     inputs = policy.round_inputs(*draw_all(SIZES))
     got = NaiveBackward(policy, FORWARD)(*inputs, MASKS[mask], SCALE)
     same(got, gradients_head_by_head(inputs, policy, FORWARD, MASKS[mask], SCALE))

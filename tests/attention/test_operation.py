@@ -107,35 +107,6 @@ def test_each_pass_does_the_work_and_can_be_made_again(name: str) -> None:
     assert torch.equal(attend().out.double(), out.double())
 
 
-def test_the_backward_pass_alone_makes_no_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    own = Tiled.__call__
-
-    def counted(self: Tiled, *arguments: Any) -> Any:
-        calls.append("forward")
-        return own(self, *arguments)
-
-    monkeypatch.setattr(Tiled, "__call__", counted)
-    inputs = ATTENTION_BACKWARD.prepared(PROBLEM, TILED, 0, CPU)
-    q, k, v, do = inputs
-    attend, backward = TILED.passes(q, k, v, do, PROBLEM.mask, PROBLEM.softmax_scale)
-    assert calls == []
-    output = attend()
-    assert calls == ["forward"]
-    first = backward(output)
-    call = ATTENTION_BACKWARD.workload.bound(PROBLEM, TILED, inputs)
-    calls.clear()
-    assert torch.equal(call().dq, first.dq)
-    assert calls == []
-
-
-def test_memory_that_is_not_there(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    shape = Shape(queries=1025, keys=1025)
-    assert WORKLOAD.needed_bytes(Problem(Normal(), shape), VanillaBackward(FP32)) == 8 * 4 * 1025 * 64 + 3 * 4 * 1025**2
-    monkeypatch.setattr(module, "available_bytes", lambda device: 1 << 20)
-    assert runner.measure(Problem(Normal(), shape), VanillaBackward(FP32)).status is Status.OUT_OF_MEMORY
-
-
 def test_do_is_drawn_by_a_rule_of_its_own() -> None:
     """N(0, 1) to within five standard errors, the same for a seed, another for each, and no part of q, k or v."""
     problem = Problem(Normal(), Shape(1, 4, 2, 256, 64, 64))

@@ -18,7 +18,7 @@ from numdev.arithmetic.microscale import MICROSCALED
 from numdev.arithmetic.products import product, visible_product
 from numdev.arithmetic.quantise import Quantised
 from numdev.arithmetic.rounding import Cast, Overflow
-from numdev.attention.precision import SAVED, BackwardPrecision, Policy, Precision
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.errors import BadInput
 from tests.cases import draw
 from tests.oracles.table import exactly_scaled, round_exactly
@@ -272,15 +272,3 @@ def test_scaled_queries_draw_other_random_numbers_than_the_queries() -> None:
     first, second = (q > 128).double(), (scaled > q).double()
     correlation = torch.corrcoef(torch.stack([first.flatten(), second.flatten()]))[0, 1]
     assert abs(float(correlation)) < 6 / math.sqrt(x.numel())
-
-
-def test_what_a_pass_saved_may_be_any_number() -> None:
-    """So a product with it takes the careful way, whatever the formats of the policy are."""
-    policy = BackwardPrecision.uniform(BF16)
-    names = [name for name, (_, _, _, right) in policy.operations.items() if right == SAVED]
-    assert len(names) == 4
-    for name in names:
-        assert not policy.operation(name, torch.float32).is_harmless
-    assert policy.is_harmless("dq_sum", torch.float32, ())
-    assert not policy.is_harmless("delta", torch.float32, ())
-    assert BackwardPrecision.kernel(BF16).is_harmless("delta", torch.float32, (0.3,))

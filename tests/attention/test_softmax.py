@@ -141,14 +141,6 @@ def test_impossible_exponentials_are_refused(values: tuple[Any, ...], field: str
             Exponential.polynomial((1.0, 0.7), share)
 
 
-def test_units() -> None:
-    assert [kind.binary for kind in EXPONENTIALS.values()] == [False] + [True] * 8
-    assert OnlineSoftmax().log_scale == 1.0
-    assert OnlineSoftmax(exp=Exponential.EXP2).log_scale == math.log2(math.e)
-    assert OnlineSoftmax(rescale_threshold=8.0).threshold == 8 * math.log(2)
-    assert OnlineSoftmax(exp=Exponential.parse("exp2_poly3"), rescale_threshold=8.0).threshold == 8.0
-
-
 def next_maximum(soft: OnlineSoftmax, m: Tensor, s: Tensor) -> Tensor:
     """`m'` of each row; the product with beta is not rounded here."""
     return soft.running(m, soft.largest(s, lambda largest: largest * (soft.tie_shift or 1.0)))
@@ -170,23 +162,6 @@ def test_running_maximum_is_that_of_each_row(
     old = torch.tensor([[m] for m, _ in rows], dtype=torch.float64)
     got = next_maximum(soft, old, torch.tensor([s for _, s in rows], dtype=torch.float64))
     assert got[:, 0].tolist() == [new_maximum(m, largest_of(s, soft, Cast(FP64), torch.float64), soft) for m, s in rows]
-
-
-@pytest.mark.parametrize(
-    ("m", "s", "beta", "result"),
-    [
-        (-math.inf, [1.0, 2.0, 2.0], 2.0, 4.0),
-        (-math.inf, [1.0, 2.0, 1.0], 2.0, 2.0),
-        (-math.inf, [-3.0, -2.0, -2.0], 2.0, 0.0),
-        (-math.inf, [0.0, 0.0, -2.0], 2.0, 0.0),
-        (3.0, [2.0, 2.0, 2.0], 2.0, 4.0),
-        (5.0, [2.0, 2.0, 2.0], 2.0, 5.0),
-        (-math.inf, [-math.inf, -math.inf, -math.inf], 2.0, -math.inf),
-    ],
-)
-def test_tied_maxima_are_shifted(m: float, s: list[float], beta: float, result: float) -> None:
-    """`beta m` for a positive maximum that occurs twice, 0 for a negative one (Qiu & Yao 2025, section 4)."""
-    assert next_maximum(OnlineSoftmax(tie_shift=beta), torch.tensor([[m]]), torch.tensor([s])).item() == result
 
 
 @pytest.mark.parametrize(

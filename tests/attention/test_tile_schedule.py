@@ -102,7 +102,7 @@ def test_any_walk_in_double_precision_is_exact(
 )
 def test_the_double_loop_gives_the_same_bits(name: str, together: int | None, mask: Mask, exp: Exponential) -> None:
     """Two heads to a KV head; units of two tiles of queries."""
-    policy, turn = POLICIES[name](), Turns(together, tile=4, unit=4)
+    policy, turn = POLICIES[name], Turns(together, tile=4, unit=4)
     variant = TiledBackward(GOLDEN, policy, Tiling(2, 4), Recompute(exponential=exp), turns=turn)
     rounded = policy.round_inputs(*draw_all((1, 2, 1, 7, 11, 3)))
     saved = saved_by(Tiled(Precision.kernel(FP16)), variant.reads, rounded[:3], mask, 0.21)

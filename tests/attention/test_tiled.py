@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -152,7 +151,7 @@ def test_one_tile_is_naive(
     name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, queries: int, keys: int, large: bool
 ) -> None:
     """Bit for bit, with the division at the end; also where scores overflow."""
-    precision = POLICIES[name]()
+    precision = POLICIES[name]
     q, k, v = precision.round_inputs(*draw((1, 4, 2, queries, keys, 16), queries, spread=1e4 if large else 1.0))
     one = Tiled(precision, replace(tiling, bc=keys, splits=1), OnlineSoftmax(rescale_threshold=soft.rescale_threshold))
     assert_same(one(q, k, v, mask, 0.3), Naive(precision, Normalise.END)(q, k, v, mask, 0.3))
@@ -161,7 +160,7 @@ def test_one_tile_is_naive(
 @settings(max_examples=25)
 @given(st.sampled_from(list(POLICIES)), tilings, recurrences, masks, st.integers(1, 70))
 def test_query_tiles_change_no_bit(name: str, tiling: Tiling, soft: OnlineSoftmax, mask: Mask, br: int) -> None:
-    precision = POLICIES[name]()
+    precision = POLICIES[name]
     inputs = precision.round_inputs(*draw(BATCH_ONE))
     first = Tiled(precision, tiling, soft)(*inputs, mask)
     assert_same(first, Tiled(precision, replace(tiling, br=br), soft)(*inputs, mask))
@@ -175,7 +174,7 @@ def random_policy() -> Precision:
 @pytest.mark.parametrize("name", ["kernel_bf16", "mixed", "random"])
 @pytest.mark.parametrize("mask", ["none", "all"])
 def test_blocks_of_rows_and_counting_change_no_bit(name: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    precision = POLICIES.get(name, random_policy)()
+    precision = random_policy() if name == "random" else POLICIES[name]
     inputs = precision.round_inputs(*draw(SIZES))
     for soft in (OnlineSoftmax(), OnlineSoftmax(Normalise.EACH, exp=Exponential.EXP2)):
         variant = Tiled(precision, Tiling(16, 16, splits=2), soft)
@@ -194,7 +193,7 @@ def test_blocks_of_rows_and_counting_change_no_bit(name: str, mask: str, monkeyp
 @given(st.sampled_from(list(POLICIES)), tilings, recurrences, st.booleans(), st.data())
 def test_a_row_depends_on_no_other(name: str, tiling: Tiling, soft: OnlineSoftmax, causal: bool, data: st.DataObject) -> None:
     """Any slice of the queries gives the same bits; of a causal mask, any slice up to the last, which stays aligned."""
-    precision = POLICIES[name]()
+    precision = POLICIES[name]
     q, k, v = precision.round_inputs(*draw(BATCH_ONE))
     first = data.draw(st.integers(0, 20))
     last = 21 if causal else data.draw(st.integers(first + 1, 21))
@@ -204,7 +203,7 @@ def test_a_row_depends_on_no_other(name: str, tiling: Tiling, soft: OnlineSoftma
 
 
 FA1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
-PRECISIONS: dict[str, Callable[[], Precision]] = POLICIES | {name: partial(Precision.parse, name) for name in Precision.SHIPPED}
+PRECISIONS = POLICIES | {name: Precision.parse(name) for name in Precision.SHIPPED}
 POLYNOMIALS = [EXPONENTIALS["exp2_poly3"], EXPONENTIALS["exp2_fa4"], Exponential.polynomial((1.0, 0.65, 0.35), 0.3)]
 
 
@@ -224,7 +223,7 @@ def test_the_double_loop_gives_the_same_bits(
     name: str, tiling: Tiling, soft: OnlineSoftmax, exp: Exponential, mask: Mask, keys_outside: bool
 ) -> None:
     """Batch entries and grouped heads among them."""
-    precision, soft = PRECISIONS[name](), replace(soft, exp=exp)
+    precision, soft = PRECISIONS[name], replace(soft, exp=exp)
     inputs = precision.round_inputs(*draw(SMALL))
     out, lse = DoubleLoop(precision, tiling, soft, keys_outside)(*inputs, mask, 0.21)
     assert_same(Tiled(precision, tiling, soft)(*inputs, mask, 0.21), Output(out, lse))
@@ -327,7 +326,7 @@ def test_what_is_not_seen_is_never_rounded(mask: str, step: str, text: str) -> N
 @pytest.mark.parametrize(("name", "poison"), [("golden", math.inf), ("kernel_bf16", math.nan), ("uniform_fp16", -math.inf)])
 def test_padding_touches_nothing_whatever_it_holds(name: str, poison: float) -> None:
     """Keys past `key_lengths`, and keys that a causal limit or a window hides from a row."""
-    precision = POLICIES[name]()
+    precision = POLICIES[name]
     q, k, v = precision.round_inputs(*draw(SIZES))
     mask = Mask(causal=True, key_lengths=(40, 0))
     variants = (Exact(), Naive(precision), Naive(precision, Normalise.END), Tiled(precision, Tiling(16, 16)))
@@ -421,7 +420,7 @@ policies = st.fixed_dictionaries({name: dots if name in DOTS else casts for name
 
 @settings(max_examples=25)
 @given(
-    st.one_of(policies, st.sampled_from(sorted(BACKWARD_POLICIES)).map(lambda name: BACKWARD_POLICIES[name]())),
+    st.one_of(policies, st.sampled_from(sorted(BACKWARD_POLICIES)).map(lambda name: BACKWARD_POLICIES[name])),
     st.builds(Tiling, br=st.integers(3, 8), bc=st.integers(3, 12), order=st.sampled_from(Order), seed=st.integers(0, 9)),
     st.one_of(recomputations, with_polynomials),
     orders,
@@ -451,7 +450,7 @@ def test_delta_is_of_the_output_that_is_asked_for(output: OutputForDelta) -> Non
 @pytest.mark.parametrize("name", ["kernel_bf16", "golden"])
 def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
     """Of O and LSE in FP64 an FP32 carrier takes the nearest numbers, whatever `inputs` is; an FP64 carrier takes all digits."""
-    policy = BACKWARD_POLICIES[name]()
+    policy = BACKWARD_POLICIES[name]
     variant = TiledBackward(GOLDEN, policy)
     inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
     saved = saved_by(GOLDEN, OutputForDelta.ROUNDED, inputs[:3], Mask(), None)
@@ -466,7 +465,7 @@ def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
 @pytest.mark.parametrize("delta", DeltaForm)
 def test_padding_touches_no_gradient(name: str, poison: float, delta: DeltaForm) -> None:
     """Keys past `key_lengths`, and rows that see no key: their q and do."""
-    policy = BACKWARD_POLICIES[name]()
+    policy = BACKWARD_POLICIES[name]
     variant = TiledBackward(Tiled(Precision.kernel(BF16), Tiling(16, 16)), policy, Tiling(16, 16), Recompute(delta))
     mask = Mask(causal=True, key_lengths=(15, 0))  # of 19 queries on 27 keys the first sees 9
     short = Mask(causal=True, key_lengths=(5, 0), window=6)

@@ -2,7 +2,7 @@
 
 The same request runs the same code in every process. The `br` of a tile decides the order in which dK and dV are summed, its `bc`
 that of O and dQ. The backward tiles of 16-bit formats are the largest that the compiler keeps in registers for compute capability
-9.0 (`tests.compiled` shows it). Triton is not imported here.
+9.0 (`tests/attention/kernels/test_compiled.py` shows it). Triton is not imported here.
 """
 
 from __future__ import annotations

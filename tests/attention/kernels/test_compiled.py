@@ -1,10 +1,243 @@
-"""Needs of our kernels as the compiler makes them, read without a GPU: shared memory, and registers that ran out."""
+"""Needs of our kernels as the compiler makes them, read without a GPU: shared memory, and registers that ran out.
+
+A process of its own compiles them and prints, as JSON, what each needs: tests interpret kernels.
+
+    python -m tests.attention.kernels.test_compiled portable|backward|hopper|hopper_backward COUNT
+
+COUNT is of how many requests, the most demanding ones first. `TRITON_INTERPRET` must not be set.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.compiled import in_a_process
+from numdev.arithmetic.formats import Format
+from numdev.attention.kernels import backward as device
+from numdev.attention.kernels import forward, launch, portable
+from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision
+from numdev.attention.softmax import Exponential, Recompute
+from numdev.attention.tiling import Tiling
+from numdev.attention.triton import Triton
+
+# Bytes of shared memory that a program may have, by compute capability: GeForce RTX 30, GeForce RTX 40 and L40, H100.
+SHARED = {86: 101376, 89: 101376, 90: 232448}
+
+# Format, head_dim, queries, compute capability
+PORTABLE = (
+    ("fp32", 256, 512, 86),
+    ("bf16", 256, 512, 90),
+    ("e4m3fn", 256, 512, 89),
+    ("bf16", 128, 1, 89),
+    ("fp32", 128, 512, 89),
+    ("bf16", 256, 512, 89),
+    ("fp16", 128, 512, 90),
+    ("fp32", 256, 1, 86),
+)
+# `odd` is causal with lengths that tiles do not divide.
+MASKS = {"none": Mask(), "causal": Mask(causal=True), "odd": Mask(causal=True), "all": Mask(True, 1000, (999,))}
+# Format, head_dim, mask, policy, compute capability
+BACKWARD = (
+    ("bf16", 128, "all", "kernel", 90),
+    ("bf16", 256, "causal", "kernel", 90),
+    ("fp32", 128, "none", "kernel", 89),
+    ("bf16", 64, "causal", "uniform", 90),
+    *(("bf16", 64, mask, "kernel", 90) for mask in ("none", "causal", "odd", "all")),
+    *(("bf16", 128, mask, "kernel", 90) for mask in ("none", "causal", "odd")),
+    ("fp16", 96, "all", "kernel", 90),
+    ("fp32", 64, "causal", "kernel", 90),
+    ("bf16", 128, "causal", "kernel", 89),
+)
+# head_dim, Br, causal, unaligned, masked, padded
+HOPPER = (
+    (64, 192, True, False, True, False),
+    (128, 128, True, True, True, False),
+    (256, 128, True, True, True, True),
+    (64, 192, False, False, False, False),
+    (64, 128, True, True, True, True),
+    (128, 128, False, False, True, True),
+    (256, 128, False, False, False, False),
+    (256, 128, True, False, True, False),
+)
+# head_dim, causal, masked, padded, grouped
+HOPPER_BACKWARD = (
+    (128, True, True, True, True),
+    (64, True, True, True, True),
+    (64, True, False, False, False),
+    (128, False, False, False, False),
+)
+
+
+def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, Any], capability: int, options: dict[str, Any]) -> Any:
+    """A kernel for a GPU that is not there: constants by name, types of the other arguments, all divisible by 16.
+
+    An argument with named fields has a type for each; a field that is `1` is that constant.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as Source
+    else:
+        from triton.compiler import ASTSource as Source
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in values else types.get(name, "i32") for name in names}
+    constants: dict[tuple[int, ...], Any] = {(names.index(name),): value for name, value in values.items()}
+    divisible: list[tuple[int, ...]] = []
+    for i, name in enumerate(names):
+        kind = signature[name]
+        if isinstance(kind, tuple):
+            constants |= {(i, j): 1 for j, part in enumerate(kind) if part == "1"}
+            divisible += [(i, j) for j, part in enumerate(kind) if part[0] in "*i"]
+            signature[name] = type(kind)(*("constexpr" if part == "1" else part for part in kind))  # type: ignore[call-arg]
+        elif kind[0] in "*i":
+            divisible.append((i,))
+    made = Source(kernel, signature, constants, {place: [["tt.divisibility", 16]] for place in divisible})
+    return triton.compile(made, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def needs(kernel: Any, capability: int) -> dict[str, Any]:
+    """Registers, bytes of stack, spills and shared memory, and what the assembler warns of: C75xx says that products wait."""
+    from triton import knobs
+
+    target = "sm_90a" if capability == 90 else f"sm_{capability}"
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(kernel.asm["ptx"])
+        command = [knobs.nvidia.ptxas.path, "-v", f"--gpu-name={target}", str(file), "-o", str(file.with_suffix(".cubin"))]
+        log = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+    def most(pattern: str) -> int:
+        return max(int(count) for count in re.findall(pattern, log))
+
+    return {
+        "registers": most(r"Used (\d+) registers"),
+        "stack": most(r"(\d+) bytes stack frame"),
+        "spills": most(r"(\d+) bytes spill stores"),
+        "warnings": re.findall(r"C75\d\d", log),
+        "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        "shared": kernel.metadata.shared,
+        "capability": capability,
+    }
+
+
+def portable_forward(name: str, dim: int, queries: int, capability: int) -> list[dict[str, Any]]:
+    """The forward kernel for a request, with its launch and the bound on its shared memory."""
+    dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
+    attend, gpu = Triton(Format.parse(name)), launch.Device(f"sm_{capability}", SHARED[capability])
+    chosen = launch.choose(attend.fmt, dim, queries, Mask(), gpu)
+    tiling = Tiling(chosen.br, chosen.bc)
+    request = portable.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
+    view = forward.View(dtypes[name], "i32", "i32", "i32", "1")
+    types = {"q": view, "k": view, "v": view, "out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
+    types |= {"lengths": "*i32", "bounds": "*i32"}
+    types |= {"factors": forward.Factors(*["fp32"] * 4), "sizes": forward.Sizes(*["i32"] * 7)}
+    values = {"CODE": portable.code(request, Mask(), dim, dim**-0.5)}
+    kernel = compile_for(forward.attention, values, types, capability, {"num_warps": chosen.warps, "num_stages": chosen.stages})
+    bounds = {"bound": launch.shared_bytes(chosen, attend.fmt, dim), "limit": gpu.shared}
+    return [{"format": name, "dim": dim} | bounds | needs(kernel, capability)]
+
+
+def portable_backward(name: str, dim: int, masked: str, policy: str, capability: int) -> list[dict[str, Any]]:
+    """The backward kernels for a request, with their launches and the bounds on their shared memory."""
+    fmt, gpu = Format.parse(name), launch.Device(f"sm_{capability}", SHARED[capability])
+    launches = launch.choose_backward(fmt, dim, MASKS[masked], gpu)
+    made = []
+    for which, each in (("dk_dv", launches.keys), ("walk", launches.rows), ("delta", launches.rows)):
+        bounds = {"bound": launch.backward_shared_bytes(each, fmt, dim, which != "dk_dv"), "limit": gpu.shared}
+        made.append(backward_kernel(which, name, dim, masked, each, capability, policy) | bounds)
+    return made
+
+
+def backward_kernel(
+    which: str, name: str, dim: int, masked: str, chosen: launch.Launch, capability: int, policy: str
+) -> dict[str, Any]:
+    """One backward kernel for one request; `delta` is `walk` where it makes delta."""
+    tokens, exactly = 1000 if masked in ("odd", "all") else 1024, policy != "kernel"
+    precision, recompute = getattr(BackwardPrecision, policy)(Format.parse(name)), Recompute(exponential=Exponential.EXP2)
+    request = portable.BackwardRequest(precision, recompute, launch.Launches(chosen, chosen), exactly=exactly)
+    of_rows, view = which != "dk_dv", forward.View(f"*{name}", "i32", "i32", "i32", "1")
+    factors, shape = device.Factors(dim**-0.5, 1.44, dim**-0.5), (tokens, tokens, dim)
+    values: dict[str, Any] = {"CODE": portable.backward_code(request, of_rows, MASKS[masked], shape, factors)}
+    if of_rows:
+        values["DELTA"] = which == "delta"
+    types: dict[str, Any] = dict.fromkeys(("q", "k", "v", "do"), view)
+    types |= dict.fromkeys(("dq", "dk", "dv"), "*fp32" if exactly else f"*{name}")
+    types |= {"saved": device.Saved("*fp32", "*fp32"), "lengths": "*i32"}
+    types |= {"factors": device.Factors(*["fp32"] * 3), "sizes": forward.Sizes(*["i32"] * 7)}
+    options = {"num_warps": chosen.warps, "num_stages": chosen.stages, "enable_fp_fusion": not exactly}
+    kernel = compile_for(device.walk if of_rows else device.dk_dv, values, types, capability, options)
+    return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": policy} | needs(kernel, capability)
+
+
+def descriptor(dtype: Any, *block: int) -> str:
+    """The type of a tensor that the copy engine moves in such blocks."""
+    from triton.experimental.gluon import language as gl
+
+    layout = gl.NVMMASharedLayout.get_default_for([1, 1, *block], dtype)
+    if len(block) == 1:
+        layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
+    return f"tensordesc<{dtype}[{', '.join(map(str, (1, 1, *block)))}],{layout!r}>"
+
+
+def hopper(dim: int, br: int, causal: bool, unaligned: bool, masked: bool, padded: bool) -> list[dict[str, Any]]:
+    """The forward kernel for Hopper GPUs."""
+    from triton.experimental.gluon import language as gl
+
+    from numdev.attention.kernels.hopper import forward
+    from numdev.attention.kernels.hopper.launch import SHAPES
+
+    shape, dtype = SHAPES[dim, br], gl.bfloat16
+    sizes = (shape.bc, dim, shape.groups, shape.stages)
+    values = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers)}
+    keys, rows, out = (descriptor(dtype, n, d) for n, d in ((shape.bc, dim), (64, dim), (64, dim // 2 if dim > 128 else dim)))
+    types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
+    kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4})
+    return [{"dim": dim, "br": br} | needs(kernel, 90)]
+
+
+def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped: bool) -> list[dict[str, Any]]:
+    """The backward kernel for Hopper GPUs."""
+    from triton.experimental.gluon import language as gl
+
+    from numdev.attention.kernels.hopper import backward
+    from numdev.attention.kernels.hopper.launch import QUERIES, REGISTERS, STAGES
+
+    br = QUERIES[dim]
+    tiles, keys, rows = descriptor(gl.bfloat16, br, dim), descriptor(gl.bfloat16, 64, dim), descriptor(gl.float32, br)
+    types = {"d_q": tiles, "d_do": tiles, "d_k": keys, "d_v": keys, "d_dk": keys, "d_dv": keys, "d_lse2": rows, "d_delta": rows}
+    types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 64, 64), "turns": "*i32"}
+    values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, masked, padded, grouped, REGISTERS)}
+    kernel = compile_for(backward.gradients, values, types, 90, {"num_warps": 4})
+    return [{"dim": dim, "flags": (causal, masked, padded, grouped)} | needs(kernel, 90)]
+
+
+KINDS: dict[str, Any] = {
+    "portable": (portable_forward, PORTABLE),
+    "backward": (portable_backward, BACKWARD),
+    "hopper": (hopper, HOPPER),
+    "hopper_backward": (hopper_backward, HOPPER_BACKWARD),
+}
+
+
+def in_a_process(kind: str, count: str) -> list[dict[str, Any]]:
+    """The needs of the kernels for the first requests of a kind."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    root, command = Path(__file__).resolve().parents[3], [sys.executable, "-m", __name__, kind, count]
+    made = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=root)
+    assert made.returncode == 0, made.stderr[-2000:]
+    kernels: list[dict[str, Any]] = json.loads(made.stdout.splitlines()[-1])
+    return kernels
+
 
 pytestmark = [
     pytest.mark.slow,
@@ -47,3 +280,8 @@ def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_
         assert kernel["stack"] <= most, kernel
         assert not kernel["warnings"], kernel
         assert kernel["shared"] <= 227 * 1024, kernel
+
+
+if __name__ == "__main__":
+    compiled, requests = KINDS[sys.argv[1]]
+    print(json.dumps([kernel for request in requests[: int(sys.argv[2])] for kernel in compiled(*request)]))

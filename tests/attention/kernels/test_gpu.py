@@ -28,7 +28,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
-from tests.attention.test_triton import check, check_gradients, padded, padded_gradients, poison, saved_of
+from tests.attention.test_triton import check, check_gradients, padded, padded_gradients, poison
 from tests.cases import MASKS, U64, Inputs, Sizes, draw, draw_all, lse_of, on, output_error, reach
 from tests.oracles import multiprecision
 from tests.oracles.table import assert_same
@@ -161,37 +161,6 @@ def test_what_padding_holds_touches_nothing(value: float, causal: bool) -> None:
             padded(replace(FORWARD_HOPPER, br=br), sizes, lengths, value, "cuda", causal=causal)
     for dim in (64, 128):
         padded_gradients(HOPPER, (3, 4, 2, 515, 643, dim), LENGTHS, value, "cuda", causal=causal)
-
-
-@on_hopper
-@pytest.mark.parametrize("dim", [64, 128])
-def test_rows_that_see_nothing_are_zero_whatever_others_see(dim: int) -> None:
-    """300 of 500 queries stand before the first of 200 keys, one of which holds NaN."""
-    q, k, v, do = on_gpu((1, 2, 1, 500, 200, dim))
-    k[:, :, 5] = float("nan")
-    gradients = HOPPER(q, k, v, do, CAUSAL)
-    assert gradients.delta is not None
-    assert bool((gradients.dq[:, :, :300] == 0).all())
-    assert bool((gradients.delta[:, :, :300] == 0).all())
-    assert bool(gradients.dq[:, :, 305:].isnan().all())
-
-
-@on_hopper
-@pytest.mark.parametrize("dim", [64, 128])
-def test_large_logits(dim: int) -> None:
-    """Scores of +-4e4: one key takes all, so that dV is the sum of dO there, dS is 0, and nothing overflows.
-
-    LSE is 40,000, and LSE log2(e) is off by at most 57,708 u of FP32, 0.0035: P of that key is within half an ulp of BF16 of 1.
-    200 and 298 are numbers of BF16.
-    """
-    q, k, v = (torch.zeros(1, 1, n, dim, dtype=torch.bfloat16, device="cuda") for n in (200, 300, 300))
-    q[..., 0], k[..., 0] = 100.0, torch.linspace(-400, 400, 300)
-    v[..., 0] = torch.arange(300).clamp(max=298)
-    inputs = (q, k, v, torch.ones_like(q))
-    gradients = HOPPER.backward(*inputs, saved_of(HOPPER, inputs, Mask(), 1.0), Mask(), 1.0)
-    assert bool((gradients.dv[..., -1, :] == 200).all())
-    for zero in (gradients.dv[..., :-1, :], gradients.dq, gradients.dk):
-        assert bool((zero == 0).all())
 
 
 @on_hopper

@@ -64,7 +64,7 @@ def test_the_kernel_combines_as_its_specification_does(name: str, splits: int, d
     """Casts and order are equal. Logarithms that differ by whole numbers of `ln 2` would need exact exponentials, so a
     weight may be off by an ulp of FP32 before it is rounded: one rounding of each step more, at most.
     """
-    policy = POLICIES[name]()
+    policy = POLICIES[name]
     generator = torch.Generator().manual_seed(0)
     parts = policy.accumulator.apply_(torch.randn(splits, 2, 3, 5, 24, generator=generator))
     lse = policy.row_sum.accumulate.apply_(torch.randn(splits, 2, 3, 5, generator=generator))

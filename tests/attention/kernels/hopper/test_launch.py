@@ -65,11 +65,6 @@ def test_lists_have_every_tile_once_without_gaps_and_in_balance(work: Work) -> N
     assert int(cost.sum(0).max() - cost.sum(0).min()) <= int(cost.max())
 
 
-def test_the_longest_tiles_go_first_under_a_causal_limit() -> None:
-    table = schedule(Work(4, 1, 1024, 1024, 128, True, (1024,), 132, 128), 128)
-    assert table[0, :32, 3].tolist() == [n for n in range(8, 0, -1) for _ in range(4)]
-
-
 @given(works())
 def test_a_group_of_rows_passes_over_one_block_of_a_tile_at_most(work: Work) -> None:
     """With two buffers a group that passed over a second block would wait for one that it holds: the kernel would never end."""
@@ -134,11 +129,8 @@ def test_runs_what_it_is_made_for(fmt: Format) -> None:
             ({"order": order}, Mask(), None if order is Order.REVERSE else "give null or reverse", "tiling.order")
             for order in Order
         ),
-        ({"splits": 2}, Mask(), "split", None),
         ({"bc": 64}, Mask(), "Bc is 128 at d = 64", "tiling.bc"),
-        ({"br": 64}, Mask(), "Br is 128", "tiling.br"),
         ({}, Mask(window=5), "window", "window"),
-        ({}, Mask(causal=True, window=5), "window", "window"),
         ({"softmax": OnlineSoftmax(exp=Exponential.EXP)}, Mask(), "softmax.exp", None),
         ({"softmax": OnlineSoftmax(Normalise.EACH, Exponential.EXP2)}, Mask(), "softmax.normalise: each is not", None),
         ({"softmax": OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)}, Mask(), "softmax.rescale_threshold", None),

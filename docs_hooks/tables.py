@@ -14,6 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reports" / "reference"
+_PRESETS = ROOT / "configs" / "presets.yaml"
 GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", "baseline", "task")
 
 
@@ -169,13 +170,27 @@ def options() -> Iterator[str]:
     for group in GROUPS:
         yield from ("", f"### {group}", "", "| option | meaning | states |", "|---|---|---|")
         files = {path.stem: path for path in (ROOT / "configs" / group).glob("*.yaml")}
-        made = presets(group)
+        shared, made = yaml.safe_load(_PRESETS.read_text()).get(group, {}), presets(group) | _said_of_presets(group)
         for option in sorted({*files, *made}):
-            leaf = preset(group, option) if option in made else yaml.safe_load(files[option].read_text())
+            leaf = shared.get(option) or (preset(group, option) if option in made else yaml.safe_load(files[option].read_text()))
             values = {key: value for key, value in (leaf or {}).items() if key != "preset"}
             stated = ", ".join(f"`{key}={_stated(value)}`" for key, value in values.items() if _is_plain(key, value))
             meaning = made[option] if option in made else _said(files[option])
             yield f"| `{group}={option}` | {cell(escaped(meaning))} | {cell(stated)} |"
+
+
+def _said_of_presets(group: str) -> dict[str, str]:
+    """The comment above each of the options of a group in `configs/presets.yaml`."""
+    meanings, above, here = dict[str, str](), list[str](), False
+    for line in _PRESETS.read_text().splitlines():
+        if not line.startswith(" "):
+            here = line == f"{group}:"
+        elif line.strip().startswith("#"):
+            above.append(line.strip().removeprefix("# "))
+        else:
+            meanings |= {line.strip().partition(":")[0]: " ".join(above)} if here else {}
+            above.clear()
+    return meanings
 
 
 def _said(path: Path) -> str:

@@ -27,7 +27,8 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 import numdev
-from numdev.attention.groups import preset, presets
+from numdev.attention.groups import preset
+from numdev.attention.groups import presets as presets_of_objects
 from numdev.cli import schema
 from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
@@ -64,8 +65,19 @@ def make_importable(sources: Iterable[Any]) -> None:
             sys.path.append(str(folder))
 
 
+@lru_cache(maxsize=1)
+def _shared() -> dict[str, dict[str, Any]]:
+    """The options of `configs/presets.yaml`, by group and name."""
+    return plain(OmegaConf.load(config_folder() / "presets.yaml"))
+
+
+def presets(group: str) -> list[str]:
+    """The options of a group that have no file of their own."""
+    return [*_shared().get(group, ()), *presets_of_objects(group)]
+
+
 class PresetSource(ConfigSource):
-    """Options that need no file, since the objects that they make have names: `numdev://presets`, behind all folders."""
+    """Options without a file of their own: `numdev://presets`, behind all folders."""
 
     @staticmethod
     def scheme() -> str:
@@ -84,12 +96,14 @@ class PresetSource(ConfigSource):
         return _preset(config_path) is not None
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return list(presets(config_path)) if results_filter is not ObjectType.GROUP else []
+        if not config_path:
+            return ["precision", *_shared()] if results_filter is not ObjectType.CONFIG else []
+        return presets(config_path) if results_filter is not ObjectType.GROUP else []
 
 
 def _preset(config_path: str) -> dict[str, Any] | None:
     group, _, option = config_path.removesuffix(".yaml").rpartition("/")
-    return preset(group, option)
+    return _shared().get(group, {}).get(option) or preset(group, option)
 
 
 class PresetsLast(SearchPathPlugin):

@@ -18,7 +18,7 @@ whatever their attention.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import median_abs_deviation
 
+from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
 from numdev.report.figures.marks import grid, log_y, no_figure
 from numdev.report.figures.theme import GREY, TILED
@@ -43,46 +44,28 @@ FIGURES: dict[str, str] = TEXTS["watched"]
 _FAR, _NEAR = 40, 11  # steps before a spike between which its run is ordinary
 
 
-@dataclass(frozen=True)
-class Excursion:
-    """Places of the first and the last value of a row of values out of range, and the largest distance from the median before.
-
-    The distance is in estimated standard deviations, and infinite for what is not finite.
-    """
-
-    first: int
-    last: int
-    height: float
-
-
-def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FACTOR) -> list[Excursion]:
-    """The excursions of a series, each from its first value out of range to the last before one in range.
+def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FACTOR) -> list[tuple[int, int]]:
+    """The excursions of a series: places of each one's first value out of range, and of the last before one in range.
 
     The range is that of the last `window` values that were in range. After `window` values out of range it is made anew, of
     what follows: they are a level, not an excursion any more. The first `window` values have no range, and none of them is an
     excursion. NaN is out of range.
     """
-    every: list[Excursion] = []
-    ordinary: list[float] = []
-    open_at: int | None = None
+    every, ordinary = list[tuple[int, int]](), list[float]()
+    is_open = False
     for place, value in enumerate(values):
-        before, middle, spread = ordinary[-window:], np.inf, 1.0
-        if len(before) == window:
-            middle, spread = float(np.median(before)), _NORMAL * float(median_abs_deviation(before))
-        if value <= middle + factor * spread or (middle == np.inf and np.isfinite(value)):
+        before = ordinary[-window:]
+        has_range, limit = len(before) == window, np.inf
+        if has_range:
+            limit = float(np.median(before)) + factor * _NORMAL * float(median_abs_deviation(before))
+        if value <= limit and (has_range or np.isfinite(value)):
             ordinary.append(value)
-            open_at = None
-            continue
-        if middle == np.inf:
-            continue  # neither ordinary nor to be told from it
-        height = (value - middle) / spread if spread and np.isfinite(value) else np.inf
-        if open_at is None:
-            open_at = place
-            every.append(Excursion(place, place, height))
-        else:
-            every[-1] = Excursion(open_at, place, max(height, every[-1].height))
-        if place - open_at + 1 == window:
-            ordinary, open_at = [], None
+            is_open = False
+        elif has_range:
+            every = [*every[:-1], (every[-1][0], place)] if is_open else [*every, (place, place)]
+            is_open = place - every[-1][0] + 1 < window
+            if not is_open:
+                ordinary = []
     return every
 
 
@@ -95,7 +78,7 @@ class Watched:
     seed: int
     loss: Floats
     figures: Mapping[str, Floats]
-    spikes: tuple[Excursion, ...]
+    spikes: tuple[tuple[int, int], ...]
 
     def quotient(self, figure: str, place: int) -> Floats:
         """A figure at the steps around a place over its median at ordinary ones before; NaN where either is nothing."""
@@ -114,7 +97,7 @@ class Watched:
 
     def is_quiet(self, place: int) -> bool:
         """Whether no spike is near a place."""
-        return all(spike.last < place - _FAR or spike.first > place + AFTER for spike in self.spikes) and len(self.loss) > place
+        return all(last < place - _FAR or first > place + AFTER for first, last in self.spikes) and len(self.loss) > place
 
 
 def watched(rows: pd.DataFrame) -> list[Watched]:
@@ -155,17 +138,16 @@ def spikes(runs: Sequence[Watched]) -> list[Spike]:
     every = []
     for run in runs:
         others = [other for other in runs if (other.scenario, other.key) == (run.scenario, run.key) and other is not run]
-        for each in run.spikes:
-            every.append(Spike(run, each.first, tuple(other for other in others if other.is_quiet(each.first))))
+        for place, _ in run.spikes:
+            every.append(Spike(run, place, tuple(other for other in others if other.is_quiet(place))))
     return [spike for spike in every if spike.quiet]
 
 
 def lifts(every: Sequence[Spike], figure: str) -> Floats:
     """Mean logarithms of the lift `[seeds, steps]`: spikes of one seed count once, by their mean."""
-    by_seed: dict[Hashable, list[Floats]] = {}
-    for spike in every:
-        by_seed.setdefault(spike.run.seed, []).append(spike.lift(figure))
-    return np.array([_nanmean(own) for own in by_seed.values()]).reshape(-1, BEFORE + AFTER + 1)
+    seeds = dict.fromkeys(spike.run.seed for spike in every)
+    means = [_nanmean([spike.lift(figure) for spike in every if spike.run.seed == seed]) for seed in seeds]
+    return np.array(means).reshape(-1, BEFORE + AFTER + 1)
 
 
 def lift_at(every: Sequence[Spike], figure: str, offset: int) -> Interval:
@@ -199,11 +181,10 @@ def weigh_before(rows: pd.DataFrame, figure: str) -> Evidence:
     before, at = (lift_at(every, figure, offset) for offset in (-1, 0))
     if not before.count:
         raise Undecidable(f"{FIGURES[figure]} is 0 or not known at every spike")
-    seeds, name = len({spike.run.seed for spike in every}), FIGURES[figure]
-    out = f" Left out, because it is 0 or not known: {before.excluded}." if before.excluded else ""
+    seeds = len({spike.run.seed for spike in every})
     sentence = (
-        f"{name[0].upper()}{name[1:]} one step before a spike over ordinary steps: {before.text()}; at the spike "
-        f"{at.text()}. {len(every)} spikes of {seeds} seeds; {_spiked(runs)} runs spiked.{out}"
+        f"One step before a spike over ordinary steps, {FIGURES[figure]}: {before.text()}; at the spike {at.text()}. "
+        f"{len(every)} spikes of {seeds} seeds; {_spiked(runs)} runs spiked.{left_out(before)}"
     )
     return Evidence(before.text(), sentence, (Question(before, LARGER),))
 

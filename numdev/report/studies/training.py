@@ -55,8 +55,9 @@ alone differs and the distance stays what it was; ten times as much cannot be it
 """
 
 
-class Group(Enum):
-    """In what a run differs from its reference.
+@dataclass(frozen=True)
+class Difference:
+    """How a run may differ from its reference.
 
     Attributes:
         words: of a legend.
@@ -65,26 +66,27 @@ class Group(Enum):
         usual: the value of that field where a record lacks it.
     """
 
-    SHAM = "sham", "the reference again (sham)", GREY
-    FLASH = "flash", "flash attention", TILED, "attention.type", "VanillaBackward"
-    ULP = "ulp", "one weight moved by one ulp", BLACK, "ulp", "0"
-    INIT = "init", "other initial weights", CHANGE_COLOURS["init"], "init", "0"
-    ORDER = "order", "other order of the data", CHANGE_COLOURS["order"], "order", "0"
-    RANKS = "ranks", "another number of processes", CHANGE_COLOURS["ranks"], "ranks", "1"
-    RESTART = "restart", "stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"
-    PRECISION = "precision", "lower precision than FP32", CHANGE_COLOURS["precision"], "numerics"
-    OTHER = "other", "several of these", CHANGE_COLOURS["several"]
-
     words: str
     shade: str
-    setting: str
-    usual: str
+    setting: str = ""
+    usual: str = ""
 
-    def __new__(cls, name: str, words: str = "", shade: str = "", setting: str = "", usual: str = "") -> Group:
-        group = object.__new__(cls)
-        group._value_ = name
-        group.words, group.shade, group.setting, group.usual = words, shade, setting, usual
-        return group
+
+class Group(Difference, Enum):
+    """In what a run differs from its reference."""
+
+    SHAM = "the reference again (sham)", GREY
+    FLASH = "flash attention", TILED, "attention.type", "VanillaBackward"
+    ULP = "one weight moved by one ulp", BLACK, "ulp", "0"
+    INIT = "other initial weights", CHANGE_COLOURS["init"], "init", "0"
+    ORDER = "other order of the data", CHANGE_COLOURS["order"], "order", "0"
+    RANKS = "another number of processes", CHANGE_COLOURS["ranks"], "ranks", "1"
+    RESTART = "stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"
+    PRECISION = "lower precision than FP32", CHANGE_COLOURS["precision"], "numerics"
+    OTHER = "several of these", CHANGE_COLOURS["several"]
+
+
+CONTROLS = (Group.ULP, Group.RANKS)
 
 
 def group_of(row: Mapping[str, Any]) -> Group:
@@ -160,18 +162,13 @@ class Rung:
         return typical(self.last().tolist())
 
     def exponent(self, metric: str) -> Interval:
-        """The exponent of the step in a metric."""
+        """The exponent of the step in a metric, over all steps after the first."""
         return slope(self.trained["step"], self.trained[metric], self.trained["seed"])
 
     def steps(self) -> list[int]:
         """Steps after the first at which the runs differ in every replicate."""
         least = self.trained.groupby("step", sort=True)[list(METRICS)].min().min(axis=1)
         return [int(str(step)) for step, value in least.items() if value > 0]
-
-    def growth(self, metric: str) -> Interval:
-        """The difference at the last step over that at the first after which runs differ."""
-        steps = self.steps()
-        return over(self.last(metric), self.at(steps[0], metric)) if steps else ratio([], [])
 
     def rates(self) -> pd.Series[float]:
         """How much the Wasserstein distance grows per step, by replicate: the slope of a least-squares line through all steps."""
@@ -221,15 +218,18 @@ def rungs(rows: pd.DataFrame) -> list[Rung]:
     return every
 
 
-def of_group(every: Iterable[Rung], group: Group) -> list[Rung]:
-    """The rungs of a group of which claims speak.
+def of_group(every: Iterable[Rung], name: str) -> list[Rung]:
+    """The rungs of a group of which claims speak; of restarts the `exact` or the `lossy` ones.
 
     Raises:
         NotMeasured: if there are none.
     """
+    group = Group.RESTART if name in ("exact", "lossy") else Group[name.upper()]
     own = [rung for rung in every if rung.group is group and rung.is_judged]
+    if group is Group.RESTART:
+        own = [rung for rung in own if rung.is_exact == (name == "exact")]
     if not own:
-        raise NotMeasured(f"no run was trained with {group.words}")
+        raise NotMeasured(f"no run was trained with {group.words}{f' ({name})' if group is Group.RESTART else ''}")
     return own
 
 
@@ -255,24 +255,24 @@ def _sound(rows: pd.DataFrame) -> list[Rung]:
     return every
 
 
-def _acting(controls: list[Rung]) -> tuple[list[Rung], str, str]:
-    """The controls that act, their name, and a sentence on those that do not: what has no effect is no measure of an effect.
+def _acting(every: list[Rung]) -> tuple[list[Rung], str]:
+    """The rungs without controls that do not act, and a sentence on those: what has no effect is no measure of an effect.
 
     Raises:
         Undecidable: if none acts.
     """
-    idle = {one.name: int((one.last() <= ACTS * one.at(0).reindex(one.last().index)).sum()) for one in controls}
+    idle = {
+        one.name: int((one.last() <= ACTS * one.at(0).reindex(one.last().index)).sum()) for one in every if one.group in CONTROLS
+    }
     listed = ", ".join(
-        f"{one.name} (in {idle[one.name]} of {len(one.last())} replicates the {METRICS[WASSERSTEIN]} at the last "
-        f"step is not above {ACTS:g} times that before the first)"
-        for one in controls
-        if idle[one.name]
+        f"{name} (in {count} of its replicates the Wasserstein distance at the last step is at most {ACTS:g} times the first)"
+        for name, count in idle.items()
+        if count
     )
-    acting = [one for one in controls if not idle[one.name]]
+    acting = [one for one in every if not idle.get(one.name)]
     if not acting:
         raise Undecidable(f"the control did not act: {listed}")
-    name = acting[0].name if len(acting) == 1 else acting[0].group.words
-    return acting, name, f" Left out, because the control did not act: {listed}." if listed else ""
+    return acting, f" Left out, because the control did not act: {listed}." if listed else ""
 
 
 def _stopped(every: Iterable[Rung]) -> str:
@@ -299,91 +299,56 @@ def _span(values: Sequence[Interval]) -> str:
     return low if len(values) == 1 else f"{low} to {high}"
 
 
-TIMES = Region(2.0, 5.0)  # of low-precision training over flash attention: Golden et al. 2024, abstract
-_FIRST = f"The {METRICS[WASSERSTEIN]}"
+REGIONS = {"larger": LARGER, "no larger": NO_LARGER, "no smaller": NO_SMALLER, "2 to 5 times": Region(2.0, 5.0)}
+"""Of the ratio of two groups; low-precision training moves weights 2 to 5 times as much: Golden et al. 2024, abstract."""
 
 
 def weigh_growth(rows: pd.DataFrame) -> Evidence:
     """The difference between flash and baseline attention grows over training, by both metrics."""
-    flash = of_group(_sound(rows), Group.FLASH)
-    powers = {rung.name: {metric: rung.exponent(metric) for metric in (LARGEST, WASSERSTEIN)} for rung in flash}
-    every = [power for each in powers.values() for power in each.values()]
-    least = [min((each[metric] for each in powers.values()), key=_estimate).text() for metric in (LARGEST, WASSERSTEIN)]
-    which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
-    listed = []
+    flash = of_group(_sound(rows), "flash")
+    powers = {metric: {rung.name: rung.exponent(metric) for rung in flash} for metric in (LARGEST, WASSERSTEIN)}
     for rung in flash:
-        grown = " and ".join(
-            f"{METRICS[metric]} scales as step^{power.text()} and grows {rung.growth(metric).text()}-fold"
-            for metric, power in powers[rung.name].items()
-        )
-        steps = rung.steps()
-        listed.append(f"{rung.name}, from step {steps[0]} to {rung.end}: {grown}" if steps else f"{rung.name}: none")
-    sentence = f"The difference from baseline attention: {'; '.join(listed)}.{left_out(*every)}{_stopped(flash)}"
-    figure = f"max difference step^{least[0]}, Wasserstein step^{least[1]}{which}"
+        rung.last()  # nothing is said of the growth of runs that all stopped early
+    every = [power for own in powers.values() for power in own.values()]
+    largest, distance = (min(own.values(), key=_estimate).text() for own in powers.values())
+    which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
+    listed = "; ".join(f"of the {METRICS[metric]} {_listed(own)}" for metric, own in powers.items())
+    sentence = f"The exponent of the step in the difference from baseline attention: {listed}.{left_out(*every)}{_stopped(flash)}"
+    figure = f"max difference step^{largest}, Wasserstein step^{distance}{which}"
     return Evidence(figure, sentence, tuple(Question(power, GROWS) for power in every))
 
 
-def weigh_no_more(rows: pd.DataFrame, other: str) -> Evidence:
-    """Flash attention moves the weights no more than another group of runs does."""
-    every, group = _sound(rows), Group(other)
-    others, flash = of_group(every, group), of_group(every, Group.FLASH)
-    times = {
-        metric: {rung.name: over(rung.last(metric), *(each.last(metric) for each in others)) for rung in flash}
-        for metric in METRICS
-    }
-    judged = times.pop(WASSERSTEIN)
-    rest = ", ".join(f"{_span(list(own.values()))} by {METRICS[metric]}" for metric, own in times.items())
-    sentence = f"{_FIRST} with flash attention over that with {group.words}: {_listed(judged)}; {rest}."
+def weigh_times(rows: pd.DataFrame, of: str, to: str, is_: str, *, pooled: bool = False) -> Evidence:
+    """At the last step, the Wasserstein distance of one group over that of another lies in a region.
+
+    Each run of the first is compared with each of the second, or with all as one where they are `pooled`. Of lower precisions
+    FP16 is judged, where it was trained.
+    """
+    every = _sound(rows)
+    (above, idle), (below, rest) = (_acting(of_group(every, name)) for name in (of, to))
+    groups = [below] if pooled else [[rung] for rung in below]
+
+    def times(metric: str, rungs: Iterable[Rung]) -> dict[str, Interval]:
+        ratios = [
+            (one, group, over(one.last(metric), *(each.last(metric) for each in group))) for one in rungs for group in groups
+        ]
+        return {one.name if len(groups) == 1 else f"{one.name} over {group[0].name}": own for one, group, own in ratios}
+
+    judged = times(WASSERSTEIN, [one for one in above if one.is_fp16] or above)
     name, most = max(judged.items(), key=lambda item: item[1].estimate)
-    figure = most.text() if len(judged) == 1 else f"at most {most.text()} ({name})"
-    return Evidence(figure, sentence + _stopped([*flash, *others]), tuple(Question(each, NO_LARGER) for each in judged.values()))
-
-
-def weigh_precision(rows: pd.DataFrame) -> Evidence:
-    """Low-precision training moves the weights 2 to 5 times as much as flash attention; by FP16 where it was trained."""
-    every = _sound(rows)
-    low, flash = of_group(every, Group.PRECISION), of_group(every, Group.FLASH)
-    halves = [rung for rung in low if rung.is_fp16] or low
-    return _compared(low, flash, ("lower precision", "flash attention"), TIMES, f".{_stopped([*flash, *low])}", halves)
-
-
-def weigh_as_much(rows: pd.DataFrame, other: str) -> Evidence:
-    """A control, such as one unit in the last place of one weight, moves the weights as much as flash attention does."""
-    every = _sound(rows)
-    (controls, name, idle), flash = _acting(of_group(every, Group(other))), of_group(every, Group.FLASH)
-    times = {m: [over(one.last(m), rung.last(m)) for one in controls for rung in flash] for m in METRICS}
-    beside = ", ".join(f"{_span(own)} by {METRICS[metric]}" for metric, own in times.items() if metric != WASSERSTEIN)
-    rest = f"; {beside}.{left_out(*times[WASSERSTEIN])}{idle}{_stopped([*flash, *controls])}"
-    return _compared(controls, flash, (name, "flash attention"), NO_SMALLER, rest)
-
-
-def weigh_lossy(rows: pd.DataFrame) -> Evidence:
-    """A resume from less than the whole checkpoint moves the weights more than one ulp in one weight does."""
-    every = _sound(rows)
-    lossy, moved = [rung for rung in of_group(every, Group.RESTART) if not rung.is_exact], of_group(every, Group.ULP)
-    if not lossy:
-        raise NotMeasured("no run was resumed from less than its checkpoint")
-    controls, name, idle = _acting(moved)
-    return _compared(lossy, controls, ("a resume", name), LARGER, f".{idle}{_stopped([*lossy, *controls])}")
-
-
-def _compared(
-    above: list[Rung], below: list[Rung], names: tuple[str, str], region: Region, rest: str, judged: Sequence[Rung] = ()
-) -> Evidence:
-    """Each rung over each of others at the last step, with the `rest` of the sentence; those `judged` decide, or all."""
-    times = {one.name: {rung.name: over(one.last(), rung.last()) for rung in below} for one in above}
-    decide = [each for one in judged or above for each in times[one.name].values()]
-    listed = "; ".join(f"{name}: {_listed(own)}" if len(times) > 1 else _listed(own) for name, own in times.items())
-    sentence = f"{_FIRST} with {names[0]} over that with {names[1]}: {listed}{rest}"
-    return Evidence(_span(decide), sentence, tuple(Question(one, region) for one in decide))
+    figure = f"at most {most.text()} ({name})" if pooled and len(judged) > 1 else _span(list(judged.values()))
+    beside = ", ".join(f"{_span(list(times(metric, above).values()))} by {METRICS[metric]}" for metric in (LARGEST, SIZE))
+    sentence = f"The {METRICS[WASSERSTEIN]} with {above[0].group.words} over that with {below[0].group.words}: "
+    sentence += f"{_listed(times(WASSERSTEIN, above))}; {beside}.{left_out(*judged.values())}{idle}{rest}"
+    return Evidence(figure, sentence + _stopped([*above, *below]), tuple(Question(own, REGIONS[is_]) for own in judged.values()))
 
 
 def weigh_rate(rows: pd.DataFrame) -> Evidence:
     """Per step, flash attention moves weights no faster than other initial weights, and slower than lower precision."""
     every = _sound(rows)
-    flash = of_group(every, Group.FLASH)
+    flash = of_group(every, "flash")
     margins = {Group.INIT: MARGIN, Group.PRECISION: 1 / MARGIN}
-    others = {group: pd.concat([rung.rates() for rung in of_group(every, group)], axis=1).mean(axis=1) for group in margins}
+    others = {group: pd.concat([rung.rates() for rung in of_group(every, group.name)], axis=1).mean(axis=1) for group in margins}
     excess = [rung.rates() - margins[group] * rates for rung in flash for group, rates in others.items()]
     own = {rung.name: mean(rung.rates().tolist()) for rung in flash}
     rest = {group.words: mean(rates.tolist()) for group, rates in others.items()}
@@ -396,10 +361,7 @@ def weigh_rate(rows: pd.DataFrame) -> Evidence:
 
 def weigh_same_bits(rows: pd.DataFrame, group: str) -> Evidence:
     """No weight of the sham, or of runs resumed from their checkpoints, ever differs from the reference's."""
-    is_sham = Group(group) is Group.SHAM
-    own = [rung for rung in of_group(rungs(rows) if is_sham else _sound(rows), Group(group)) if is_sham or rung.is_exact]
-    if not own:
-        raise NotMeasured("no run was resumed from its checkpoint as it is")
+    own = of_group(rungs(rows) if group == "sham" else _sound(rows), group)
     most = max(_largest(rows, rung) for rung in own)
     count = len({(rung.name, seed) for rung in own for seed in rung.rows["seed"]})
     text = "exactly 0" if most == 0 else significant(most)

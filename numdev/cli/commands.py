@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 
 from numdev.cli import schema
-from numdev.cli.compose import OPERATION, composer, config_folder, overrides_of, params_of, plain, study_fields
+from numdev.cli.compose import OPERATION, composer, config_folder, overrides_of, plain, study_fields
 from numdev.cli.exit_codes import BAD_OUTPUT, Ended
 from numdev.cli.progress import output
 from numdev.errors import BadInput, one_of
@@ -72,7 +69,7 @@ def paper(cfg: DictConfig, job: Job) -> Ended:
     if cfg.dry_run:
         return studies.dry_run(work, cfg)
     ended = studies.run(work, cfg)
-    _make_report(cfg, list(cfg.studies), cfg.format)
+    _make_report(cfg, list(cfg.studies))
     return ended
 
 
@@ -105,7 +102,7 @@ def report(cfg: DictConfig, _: Job) -> Ended:
     head = {name: cfg[name] for name in ("title", "author") if cfg[name]}
     if cfg.format not in ("pdf", "html"):
         _refuse(cfg, dict.fromkeys(head, "it stands in a document; give format=pdf or format=html too"))
-    return Ended(0 if _make_report(cfg, chosen, cfg.format, plot_parts(cfg), about, **head) else BAD_OUTPUT)
+    return Ended(0 if _make_report(cfg, chosen, about, plot=plot_parts(cfg), **head) else BAD_OUTPUT)
 
 
 def _measured(cfg: DictConfig, job: Job) -> Ended:
@@ -139,15 +136,8 @@ def _measured_and_reported(cfg: DictConfig, job: Job) -> Ended:
         return _measured(cfg, job)
     _refuse_folders(cfg, None)
     ended = _measured(cfg, job)
-    if cfg.dry_run:
-        return ended
-    if job.command == "train":
-        _make_report(cfg, None, "parquet")
-        return ended
-    from numdev.report.document.report import make_report
-
-    with _report_of(cfg, None) as (results, folder, console):
-        make_report(results, folder, console=console, kind="speed")
+    if not cfg.dry_run:
+        _make_report(cfg, None, kind="speed" if job.command == "speed" else "")
     return ended
 
 
@@ -190,33 +180,19 @@ def _refuse_unwritable(cfg: DictConfig, *settings: str) -> None:
         refuse_unwritable(name, Path(cfg[name]))
 
 
-@contextmanager
-def _report_of(cfg: DictConfig, studies: list[str] | None) -> Iterator[tuple[Path, Path, Console]]:
-    """Results, a folder to write the report on some of their studies into, and where to print; at the end it is in `out`."""
+def _make_report(cfg: DictConfig, studies: list[str] | None, about: list[str] | None = None, **how: Any) -> bool:
+    """Whether all outputs in the report on some studies are sound; `about` are those requested, where not all are measured."""
     from numdev.report.document.folder import listed, replacing
+    from numdev.report.document.report import make_report
 
     console, results, out = output(), Path(cfg.results), Path(cfg.out)
     last = listed(out)
-    with replacing(out, results, studies) as folder:
-        yield results, folder, console
+    with replacing(out, results, about or studies) as folder:
+        is_sound = make_report(results, folder, studies, console, formats=(cfg.get("format", "parquet"),), **how)
     if gone := [name for name in last if not (out / name).exists()]:
         console.print(f"removed of the last report: {', '.join(gone[:8])}{' and more' * (len(gone) > 8)}", markup=False)
     console.print(f"report: {out}", markup=False, highlight=False)
-
-
-def _make_report(
-    cfg: DictConfig,
-    studies: list[str] | None,
-    fmt: str,
-    plot: dict[str, Any] | None = None,
-    about: list[str] | None = None,
-    **head: str,
-) -> bool:
-    """The report on some studies, and whether all outputs are sound; `about` are those requested, where not all are measured."""
-    from numdev.report.document.report import make_report
-
-    with _report_of(cfg, about or studies) as (results, folder, console):
-        return make_report(results, folder, studies, console, formats=(fmt,), plot=plot, **head)
+    return is_sound
 
 
 def plot_parts(cfg: DictConfig) -> dict[str, Any]:
@@ -226,16 +202,8 @@ def plot_parts(cfg: DictConfig) -> dict[str, Any]:
     return {key: value for key, value in parts.items() if value is not None}
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure that a job of a command asks for.
-
-    Attributes:
-        results: folder of the records.
-        out: folder of the figure.
-        study: the study or sweep that it shows, after which it is named.
-        plot: its parts.
-    """
+class Drawing(NamedTuple):
+    """A figure that a job asks for: folders of records and figure, the study or sweep that it shows, and its parts."""
 
     results: Path
     out: Path
@@ -270,30 +238,8 @@ def refuse_plot(cfg: DictConfig, names: Collection[str], measured: Kind, *, need
     claims.plot_of(plot, names, [*metrics, *(name.rpartition(".")[2] for name in metrics)], whole=False)
 
 
-def refuse_plot_of_sweep(cfg: DictConfig, command: str, overrides: Sequence[Override]) -> None:
-    """Refuse a figure that a sweep over points, or over studies, cannot have; `cfg` has Hydra's own part too."""
-    if not plot_parts(cfg):
-        return
-    from numdev.cli import expand, runners
-
-    expander = expand.expander(cfg.hydra, cfg, command)
-    study = next((one for one in overrides if one.key_or_group == "study"), None)
-    if study is None:
-        swept = [one.key_or_group for one in overrides if one.is_sweep_override()]
-        names = [*swept, *params_of(cfg.hydra), *expander.manner, *expander.task]
-        refuse_plot(cfg, names, runners.kind(command, cfg))
-        return
-    for name in study.sweep_string_iterator() if study.is_sweep_override() else [str(study.value())]:
-        own = expander.of(name)
-        axes = own.axes(own.composer.study(name))
-        try:
-            refuse_plot(cfg, list(axes), runners.kind(command, cfg, own.composer.of), needs_x=not axes)
-        except BadInput as error:
-            raise BadInput(error.field, error.value, f"{error.hint} (study {name})") from None
-
-
-def draw(drawings: Iterable[Drawing]) -> None:
-    """Draw each figure once, and print where it is.
+def draw(drawing: Drawing) -> None:
+    """Draw a figure, and print where it is.
 
     Raises:
         BadInput: where what was measured has nothing to draw.
@@ -303,16 +249,12 @@ def draw(drawings: Iterable[Drawing]) -> None:
     from numdev.report.reading.frames import load
     from numdev.results.store import Store
 
-    console = output()
-    for drawing in {(one.study, str(one.results)): one for one in drawings}.values():
-        try:
-            results = load(Store(drawing.results), [drawing.study])
-            picture = figure_of(results, drawing.plot)
-        except BadInput as error:
-            hint = f"{error.hint}; the points are kept, so numdev report plot= draws another figure of them"
-            raise BadInput(error.field, error.value, hint) from None
-        path = drawing.out / drawing.study
-        picture.write(path)
-        for note in results.notes:
-            console.print(f"note: {note}", markup=False, highlight=False)
-        console.print(f"figure: {path}.png and .svg", markup=False, highlight=False, soft_wrap=True)
+    path = drawing.out / drawing.study
+    try:
+        results = load(Store(drawing.results), [drawing.study])
+        figure_of(results, drawing.plot).write(path)
+    except BadInput as error:
+        hint = f"{error.hint}; the points are kept, so numdev report plot= draws another figure of them"
+        raise BadInput(error.field, error.value, hint) from None
+    for line in (*(f"note: {note}" for note in results.notes), f"figure: {path}.png and .svg"):
+        output().print(line, markup=False, highlight=False, soft_wrap=True)

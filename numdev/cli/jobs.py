@@ -126,7 +126,6 @@ def _refuse(command: str, config: DictConfig, overrides: Sequence[Override]) -> 
         if objective is None:
             example = next(name for name in runners.figures(measured) if name.rpartition(".")[2] in ("max_difference", "latency"))
             raise BadInput("hydra/sweeper", sweeper, f"it minimises a figure; name one, as in objective={example}")
-    commands.refuse_plot_of_sweep(config, command, overrides)
     if not config.get("dry_run"):
         from numdev.results.files import refuse_unwritable
 

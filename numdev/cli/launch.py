@@ -116,16 +116,16 @@ def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int
                 from numdev.cli import show
 
                 show.sweep("dry_run" if plans else command, rows)
-            for each in ended:
-                if each.sentence:
-                    print(f"{each.job}: {each.sentence}" if len(ended) > 1 else each.sentence, file=sys.stderr)
+            for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
+                own = [each.job for each in ended if each.sentence == sentence]
+                print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
     if plans:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
-    if drawings := [each.drawing for each in ended if each.drawing is not None]:
+    for drawing in {(one.study, str(one.results)): one for each in ended if (one := each.drawing)}.values():
         from numdev.cli import commands
 
-        commands.draw(drawings)
+        commands.draw(drawing)
     flags = parsed(arguments)[0]
     if not ended and flags.cfg in ("job", "all") and not flags.package and command != "report":
         from numdev.cli import build  # behind the settings that `--cfg job` shows: null, as they have it, is the preset's

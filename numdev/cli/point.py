@@ -49,11 +49,11 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     runners.refuse_objective(cfg.objective, bench.kind)
     in_sweep = hydra.mode is RunMode.MULTIRUN
     store = Store(Path(cfg.results))
-    if plot_parts(cfg) and not in_sweep:
-        points = (store.study(f"points_{_of(bench.kind.operation.name, bench.kind.name)}") or {"points": []})["points"]
-        refuse_plot(
-            cfg, [*expander.manner, *expander.task, *(n for p in points for n in p["explicit"])], bench.kind, needs_x=True
-        )
+    if plot_parts(cfg):
+        own = f"points_{_of(bench.kind.operation.name, bench.kind.name)}"
+        points = [] if in_sweep else (store.study(own) or {"points": []})["points"]
+        explicit = [*_swept(job), *expander.manner, *expander.task, *(name for one in points for name in one["explicit"])]
+        refuse_plot(cfg, explicit, bench.kind, needs_x=not in_sweep)
     request = request_of(cfg, hydra, expander)
     point, names = build.point(request), PointNames.of(request)
     key = bench.key(*point.parts)

@@ -65,7 +65,6 @@ class Ended:
 
     @property
     def job(self) -> str:
-        """The overrides of the job."""
         return " ".join(self.overrides)
 
 

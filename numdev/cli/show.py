@@ -83,8 +83,7 @@ class PointNames:
         return cls(line, variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
 
 
-def status_text(status: Status) -> tuple[str, str]:
-    """The word and its style."""
+def _styled(status: Status) -> tuple[str, str]:
     return status.value, _STYLES.get(status.value, "red")
 
 
@@ -133,7 +132,7 @@ def point(
         for part in body(record, names, is_chief=metrics is Metrics.CHIEF):
             console.print(part, markup=False)
     seeds = record.config["seeds"]
-    line = Text.assemble(status_text(record.status), f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
+    line = Text.assemble(_styled(record.status), f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
     line.append(f": {record.reason}" if record.reason and not record.rows else "")
     line.append("; already measured (fresh=true measures again)" if already else "")
     console.print(line)
@@ -161,29 +160,21 @@ def outcome(name: str, done: Outcome) -> Text:
 
 def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
     """Every point that did not end well."""
-    rows = ((Text(text), Text(*status_text(ended)), Text(reason)) for text, ended, reason in failed)
+    rows = ((Text(text), Text(*_styled(ended)), Text(reason)) for text, ended, reason in failed)
     return _table(["point", "status", "reason"], rows, 3, title="points that are not ok")
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _compared(record: Record) -> tuple[str, Interval, Interval | None, Interval | None]:
     """The first chief figure of the primary output from golden: its name, of variant, of baseline, and their ratio."""
     metric = next(column.name for column in record.primary if column.use is Use.CHIEF)
-    values: dict[str, list[Any]] = {}
-    for subject in ("variant", "baseline"):
-        place = (subject, "golden", record.outputs[0])
-        rows = [row for row in record.rows if (row["subject"], row["reference"], row["output"]) == place]
-        rows.sort(key=lambda row: int(row["seed"]))
-        values[subject], values[f"{subject} clusters"] = [row[metric] for row in rows], [row["cluster"] for row in rows]
-    clusters = values["variant clusters"]
-    variant = mean(values["variant"], clusters=clusters)
-    if not values["baseline"]:
-        return metric, variant, None, None
-    baseline = mean(values["baseline"], clusters=values["baseline clusters"])
-    return metric, variant, baseline, ratio(values["variant"], values["baseline"], clusters=clusters)
+    own = [row for row in record.rows if (row["reference"], row["output"]) == ("golden", record.outputs[0])]
+    own.sort(key=lambda row: int(row["seed"]))
+    variant, baseline = ([row for row in own if row["subject"] == subject] for subject in ("variant", "baseline"))
+    ours, theirs = [row[metric] for row in variant], [row[metric] for row in baseline]
+    clusters = [row["cluster"] for row in variant]
+    if not baseline:
+        return metric, mean(ours, clusters=clusters), None, None
+    return metric, mean(ours, clusters=clusters), mean(theirs, clusters=clusters), ratio(ours, theirs, clusters=clusters)
 
 
 def sentences(record: Record, variant: str, baseline: str) -> list[str]:
@@ -197,27 +188,23 @@ def sentences(record: Record, variant: str, baseline: str) -> list[str]:
         head = f"Of the other elements, {head}"
     if of_baseline is None or quotient is None:
         return [f"{head}, {_interval(of_variant)}."]
-    return [
-        f"{head}, baseline ({baseline}) {significant(of_baseline.estimate, 3)}.",
-        f"{variant} / baseline = {_quotient(quotient, variant, judged=record.status is Status.OK)}.",
-    ]
-
-
-def _quotient(quotient: Interval, variant: str, *, judged: bool) -> str:
+    text = f"{significant(quotient.estimate, 3)}, {_interval(quotient)}" if quotient.count else "unknown"
+    if record.status is not Status.OK:
+        verdict = "; no verdict follows"
+    elif quotient.count < 2:
+        verdict = ""
+    elif quotient.low == quotient.high == 1:
+        verdict = ": both deviate equally"
+    elif quotient.outside(1.0, 1.0):
+        verdict = f": {variant} deviates {'more' if quotient.estimate > 1 else 'less'}"
+    else:
+        verdict = ": no difference is shown"
     excluded = f"{quotient.excluded} replicate{'s' * (quotient.excluded != 1)}"
     left_out = f"; {excluded} left out (a deviation is zero or not finite)" if quotient.excluded else ""
-    if not quotient.count:
-        return f"unknown{left_out}"
-    text = f"{significant(quotient.estimate, 3)}, {_interval(quotient)}"
-    if not judged:
-        return f"{text}{left_out}; no verdict follows"
-    if quotient.count == 1:
-        return f"{text}{left_out}"
-    if quotient.low == quotient.high == 1:
-        return f"{text}: both deviate equally{left_out}"
-    if quotient.outside(1.0, 1.0):
-        return f"{text}: {variant} deviates {'more' if quotient.estimate > 1 else 'less'}{left_out}"
-    return f"{text}: no difference is shown{left_out}"
+    return [
+        f"{head}, baseline ({baseline}) {significant(of_baseline.estimate, 3)}.",
+        f"{variant} / baseline = {text}{verdict}{left_out}.",
+    ]
 
 
 def _interval(of: Interval) -> str:
@@ -292,10 +279,6 @@ def _training(record: Record, _: PointNames, *, is_chief: bool) -> Iterator[Rend
     rows = [row for row in record.rows if row["tensor"] == MODEL]
     last = sorted({row["step"] for row in rows})[-_STEPS:]
     yield _means(record, [row for row in rows if row["step"] in last], lambda row: f"step {row['step']}", is_chief=is_chief)
-    if not is_chief:
-        own = [one for one in record.columns[RUN] if one.use in (Use.FIGURE, Use.NOTE) and "checksum" not in one.name]
-        values = ((one.name, one.unit, *(_text(row[one.name]) for row in runs), one.meaning) for one in own)
-        yield _table(["of the run", "unit", *(f"replicate {row['seed']}" for row in runs), "meaning"], values, 2)
 
 
 def _means(record: Record, rows: Rows, heading: Callable[[Mapping[str, Any]], str], *, is_chief: bool) -> Table:
@@ -320,9 +303,7 @@ def _means(record: Record, rows: Rows, heading: Callable[[Mapping[str, Any]], st
         lines.append([place if place != last else "", name, *([] if is_chief else [figures[name]]), *means])
         last = place
     header = ["", "metric", *([] if is_chief else ["unit"]), *headings]
-    return _table(
-        header, lines, len(header) - len(headings), padding=(0, 1, 0, 0) if headings[2:] else (0, 2, 0, 0), show_edge=False
-    )
+    return _table(header, lines, len(header) - len(headings), show_edge=False)
 
 
 def _mean_text(metric: str, values: list[float]) -> str:
@@ -331,8 +312,5 @@ def _mean_text(metric: str, values: list[float]) -> str:
         return ""
     of = summary(values)
     half = (of.high - of.low) / 2
-    if metric == "cosine_similarity":  # the one that is close to 1
-        text = f"{of.mean:.9f}"
-    else:
-        text = significant(of.mean, 3) if math.isfinite(of.mean) else f"{of.mean:g}"
+    text = f"{of.mean:.9f}" if metric == "cosine_similarity" else significant(of.mean, 3)  # that one is close to 1
     return text + (f" ± {significant(half, 1)}" if math.isfinite(half) and half else "")

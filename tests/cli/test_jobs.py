@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,34 +58,14 @@ def test_the_table_of_a_sweep_is_aligned_and_what_is_common_stands_above(capsys:
     assert first.split() == ["bf16", "unsupported,", "attention:", "no"]
 
 
-def test_flags_are_those_of_hydra() -> None:
+def test_flags_are_those_of_hydra_but_completion() -> None:
     known = {" ".join(a.option_strings): a.nargs != 0 for a in get_args_parser()._actions if a.option_strings}
+    del known["--shell-completion -sc"]
     assert known == dict.fromkeys(launch.FLAGS, False) | dict.fromkeys(launch.FLAGS_WITH_VALUE, True)
     texts = ["a=1", "-m", "--config-dir", "mine", "b=2", "-cn", "other", "c=3", "--info", "defaults", "--cfg=job", "--bogus"]
     flags, unknown = launch.parsed(texts)
     assert (flags.overrides, unknown) == (["a=1", "b=2", "c=3"], ["--bogus"])
-    assert (flags.multirun, flags.config_dir, flags.config_name, flags.info, flags.cfg) == (
-        True,
-        "mine",
-        "other",
-        "defaults",
-        "job",
-    )
-
-
-def test_the_process_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("THERE", "before")
-    monkeypatch.delenv("ABSENT", raising=False)
-    before = sys.argv
-
-    def failing() -> None:
-        with launch.process(["a"], THERE="x", ABSENT="y"):
-            assert (sys.argv, os.environ["THERE"], os.environ["ABSENT"]) == ([before[0], "a"], "x", "y")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        failing()
-    assert (sys.argv, os.environ["THERE"], "ABSENT" in os.environ) == (before, "before", False)
+    assert (flags.multirun, flags.config_dir, flags.config_name, flags.cfg) == (True, "mine", "other", "job")
 
 
 class TestObjective:

@@ -141,12 +141,6 @@ def test_a_number_of_a_table_is_the_cell_of_one_row() -> None:
     )
 
 
-def test_a_number_of_a_text_is_found_by_a_pattern() -> None:
-    path = "h200/benchmarks/instrumented.txt"
-    result = figure(path, r"^kernel_bf16:.* (\d+) times as long")
-    assert re.search(rf"^kernel_bf16: .* {result} times as long$", (REFERENCE / path).read_text(), re.MULTILINE)
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

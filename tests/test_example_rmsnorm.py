@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import re
 import shutil
 import subprocess
 import sys
@@ -112,17 +111,6 @@ def no_module_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_module_of_it")
 class TestByTheCommandLine:
-    def test_a_point(self, numdev: Command) -> None:
-        ran = numdev("measure", *CONFIGS, *RMSNORM, "policy.sum=fp16")
-        assert (ran.code, ran.err) == (0, "")
-        outputs = re.findall(r"^(\w+) +max_difference", ran.out, re.MULTILINE)
-        assert outputs == ["y", "rms"], "the primary output comes first"
-        (record,) = Store(Path("results")).records()
-        assert (record.operation, record.kind, record.outputs) == ("rmsnorm", "deviation", ("y", "rms"))
-        assert record.config["variant"]["policy"]["sum"] == "fp16"
-        assert record.config["baseline"]["format"] == "bf16"
-        assert record.table("deviation")
-
     @pytest.mark.parametrize(
         ("words", "error"),
         [

@@ -70,14 +70,6 @@ def test_covers_is_inclusion_of_the_tables() -> None:
             assert wide.covers(narrow) == (others <= numbers), f"{wide} covers {narrow}"
 
 
-@pytest.mark.parametrize("wide", [FP64, FP32])
-def test_carriers_cover_every_tabled_format(wide: Format) -> None:
-    assert all(wide.covers(fmt) and not fmt.covers(wide) for fmt in TABLED)
-    assert not FP32.covers(FP64)
-    assert not FP32.covers(Format(9, 7))
-    assert not FP32.covers(Format(0, 25, Specials.FINITE))
-
-
 @given(formats, st.floats(allow_nan=False, allow_infinity=False))
 def test_ulp_by_rational_arithmetic(fmt: Format, x: float) -> None:
     exponent = fmt.emin

@@ -150,12 +150,3 @@ def test_what_is_no_microscaled_format_is_refused(text: str, field: str) -> None
     with pytest.raises(BadInput) as caught:
         Microscaled.parse(text)
     assert caught.value.field == field
-
-
-def test_names_are_read_back() -> None:
-    for name, fmt in MICROSCALED.items():
-        assert str(fmt) == name
-        assert Microscaled.is_named_by(name)
-        assert Microscaled.parse(f"{fmt.element}/{fmt.block}/{fmt.scale.value}") == fmt
-    assert not Microscaled.is_named_by("e2m1finite")
-    assert str(Microscaled.parse(BLOCK_ONLY)) == BLOCK_ONLY

@@ -146,20 +146,6 @@ def test_on_a_fine_grid_softmax_is_unchanged(quantised: Quantised) -> None:
     assert float((lse_of(got) - lse_of(want)).abs().max()) <= bound
 
 
-@pytest.mark.parametrize("smoothing", Smoothing)
-def test_smoothing_takes_out_the_mean_of_whom_it_names(smoothing: Smoothing) -> None:
-    """A large common part costs a coarse grid its resolution unless it is taken out: 100 / 7 a step against 4 / 7."""
-    q, k, v = (t + 100.0 for t in draw((1, 1, 1, 40, 40, 8)))
-    rounded_q, rounded_k, rounded_v = Quantised(Cast.parse("int4"), smoothing=smoothing)(q, k, v)
-    mean = rounded_q[..., 8:].mean() if smoothing.of_q else 0.0
-    coarse = {
-        "q": float((rounded_q[..., :8] + mean - q).abs().max()) > 1,
-        "k": float((rounded_k[..., :8] - k).abs().max()) > 1,
-        "v": float((rounded_v - v).abs().max()) > 1,
-    }
-    assert coarse == {"q": not smoothing.of_q, "k": not smoothing.of_k, "v": True}
-
-
 @pytest.mark.parametrize("block", [None, 16, 7])
 @pytest.mark.parametrize("smoothing", [Smoothing.Q, Smoothing.QK])
 def test_scores_with_a_mean_of_q_are_sageattention2s(smoothing: Smoothing, block: int | None) -> None:

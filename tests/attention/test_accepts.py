@@ -310,21 +310,6 @@ def test_a_field_that_is_added_is_refused_unless_it_has_its_default(
     assert path is by_name or path(variant, grown(Mask(), (), 0)) is None
 
 
-def test_a_field_that_the_reference_alone_reads_goes_by_tensor_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in an audit: scores moved by 5 leave the outputs as they are and move LSE by 5, which compiled code did not do."""
-    update = recurrence.Rows._update
-
-    def moved(rows: Any, here: slice, s: torch.Tensor, *rest: Any) -> None:
-        update(rows, here, s + rows._run.softmax.novelty, *rest)
-
-    monkeypatch.setattr(recurrence.Rows, "_update", moved)
-    inputs = PLAIN.round_inputs(*draw(SIZES))
-    with by(Path.COMPILED):
-        plain, more = (Tiled(PLAIN, Tiling(16, 16), grown(OnlineSoftmax(), (), novelty))(*inputs, Mask()) for novelty in (0, 4))
-    assert (plain.kernel, more.kernel) == (COMPILED, "")
-    assert float((lse_of(more) - lse_of(plain)).min()) > 3
-
-
 POLYNOMIAL = EXPONENTIALS["exp2_fa4"]
 # A variant, a setting of it by its place, and a value that its kernel does not implement.
 REFUSED: list[tuple[Any, str, Any]] = [

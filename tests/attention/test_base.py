@@ -14,7 +14,6 @@ from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import KernelLaunch
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
@@ -43,12 +42,6 @@ def test_each_output_has_a_format_of_its_own(variant: Attention, out: Format, ls
     """`out` that of the last step, `lse` that of the row sum; kernels keep the latter in FP32."""
     assert list(variant.formats.items()) == [("out", out), ("lse", lse)]
     assert variant.format == out
-
-
-def test_a_launch_as_text() -> None:
-    assert str(KernelLaunch()) == ""
-    launch = KernelLaunch("numdev portable", 16, 64, 4, 3, 5)
-    assert str(launch) == "numdev portable br=16 bc=64 warps=4 stages=3 splits=5 combined=lse"
 
 
 GOLDEN = Precision.golden()

@@ -89,11 +89,6 @@ def test_vanilla_moves_all_scores_four_times() -> None:
     assert cost.backward_vanilla_bytes(problem(n, d, Mask(causal=True)), TWO) == 2 * (8 * n * d + 9 * n * n)
 
 
-def test_operations() -> None:
-    assert cost.operations(problem(64, 16, batch=3, heads=2)) == 4 * 16 * 64 * 64 * 6
-    assert cost.operations(problem(64, 16, Mask(causal=True))) == 4 * 16 * 64 * 65 // 2
-
-
 def model(variant: Implementation, ran: KernelLaunch = UNKNOWN) -> CostModel:
     """Of a variant that has one."""
     found = variant.cost_model(ran)

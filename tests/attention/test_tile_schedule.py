@@ -64,18 +64,6 @@ def test_the_order_is_that_of_the_kernels(units: int, tiles: int, group: int | N
         assert own == [8 * unit + part * (8 // per) for unit in visited for part in range(per)]
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.integers(0, 60))
-def test_units_begin_with_the_first_query_that_sees_a_key(queries: int, keys: int, tile: int) -> None:
-    """Under a causal limit, where more queries than keys leave the first without any: no program of the kernels visits those."""
-    mask = Mask(causal=True)
-    first = mask.query_range(queries, keys, 0, keys)[0]
-    assert first == max(0, queries - keys)
-    if tile * 128 < keys:
-        begin = first_unit(tile, keys - (queries - first), True)
-        seeing = mask.query_range(queries, keys, 128 * tile, min(128 * tile + 128, keys))[0]
-        assert begin == (seeing - first) // 128
-
-
 @settings(max_examples=12)
 @given(
     turns,
@@ -230,11 +218,3 @@ def test_only_the_units_before_the_first_whole_one_need_a_mask(grid: Grid) -> No
         for unit in range(first_unit(tile, grid.shift, grid.causal), grid.units):
             sees_all = not grid.causal or unit * TILE + grid.shift >= (tile + 1) * TILE - 1
             assert (unit >= whole) == sees_all
-
-
-@given(grids())
-def test_no_two_tiles_of_a_group_are_at_a_unit_in_the_same_step(grid: Grid) -> None:
-    if not grid.causal:
-        for step in range(grid.units):
-            at = [unit_at(step, tile, grid.units, grid.walkers, False) for tile in range(min(grid.walkers, grid.tiles))]
-            assert len(set(at)) == len(at)

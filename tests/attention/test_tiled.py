@@ -17,7 +17,7 @@ from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import tiled
-from numdev.attention.base import Output, Saved
+from numdev.attention.base import Output
 from numdev.attention.differentiable import saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
@@ -262,25 +262,6 @@ def test_error_halves_with_every_mantissa_bit(normalise: Normalise, splits: int)
     assert all(abs(slope + 1) <= 0.1 for slope in slopes(forward) + (slopes(backward) if splits == 1 else []))
 
 
-@pytest.mark.parametrize(
-    ("soft", "splits"), [(OnlineSoftmax(), 1), (OnlineSoftmax(Normalise.EACH), 2), (OnlineSoftmax(rescale_threshold=8.0), 1)]
-)
-def test_nan_stays_in_its_row(soft: OnlineSoftmax, splits: int) -> None:
-    precision = Precision.kernel(BF16)
-    q, k, v = precision.round_inputs(*draw(SIZES))
-    variant = Tiled(precision, Tiling(16, 16, splits=splits), soft)
-    clean = variant(q, k, v, Mask(causal=True))
-    q[1, 2, 30, 3] = math.nan
-    got = variant(q, k, v, Mask(causal=True))
-    bad = torch.zeros(2, 4, 37, dtype=torch.bool)
-    bad[1, 2, 30] = True
-    assert torch.equal(got.out.isnan().all(-1), bad)
-    assert torch.equal(got.out.isnan().any(-1), bad)
-    assert torch.equal(lse_of(got).isnan(), bad)
-    assert torch.equal(got.out[~bad], clean.out[~bad])
-    assert torch.equal(lse_of(got)[~bad], lse_of(clean)[~bad])
-
-
 def test_stochastic_rounding_draws_anew_at_every_tile() -> None:
     """1 + 1 + ... over 512 tiles of one key: each sum rounds by itself, so that the mean of many rows is 1.
 
@@ -445,20 +426,6 @@ def test_delta_is_of_the_output_that_is_asked_for(output: OutputForDelta) -> Non
     assert not torch.equal(rounded, whole)
     read = rounded if output is OutputForDelta.ROUNDED else whole
     assert torch.equal(variant(q, k, v, do, Mask()).tensors()["delta"], (do * read).sum(-1))
-
-
-@pytest.mark.parametrize("name", ["kernel_bf16", "golden"])
-def test_what_was_saved_is_read_in_the_carrier(name: str) -> None:
-    """Of O and LSE in FP64 an FP32 carrier takes the nearest numbers, whatever `inputs` is; an FP64 carrier takes all digits."""
-    policy = BACKWARD_POLICIES[name]
-    variant = TiledBackward(GOLDEN, policy)
-    inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
-    saved = saved_by(GOLDEN, OutputForDelta.ROUNDED, inputs[:3], Mask(), None)
-    carried, narrow = (Saved(saved.out.to(to).double(), saved.lse.to(to).double()) for to in (policy.carrier, torch.bfloat16))
-    whole = variant.backward(*inputs, saved, Mask())
-    same(whole, variant.backward(*inputs, carried, Mask()).tensors())
-    assert not torch.equal(whole.dq, variant.backward(*inputs, narrow, Mask()).dq)
-    assert torch.equal(saved.lse, carried.lse) == (policy.carrier == torch.float64)
 
 
 @pytest.mark.parametrize(("name", "poison"), [("golden", math.inf), ("kernel_bf16", math.nan), ("uniform_fp16", -math.inf)])

@@ -20,10 +20,8 @@ from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.kernels.hopper.launch import pinned_br
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
 from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
-from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton, TritonBackward
@@ -64,14 +62,6 @@ def test_golden_on_the_gpu_is_within_its_stated_error() -> None:
     exact = multiprecision.attention(q, k, v, CAUSAL, 5**-0.5)["out"]
     got = Exact()(*on("cuda", (q, k, v)), CAUSAL).out.cpu()
     assert float((got - exact).abs().max()) <= (output_error(5, 11, reach(q, k, 5**-0.5)) + 1) * U64 * float(v.abs().max())
-
-
-@pytest.mark.parametrize("name", ["bf16", "kernel_bf16", "fp16", "fp32", "fp64"])
-def test_one_tile_equals_naive_bit_for_bit(name: str) -> None:
-    policy = Precision.parse(name)
-    q, k, v = on("cuda", policy.round_inputs(*draw((1, 2, 2, 128, 128, 64))))
-    tiled = Tiled(policy, Tiling(64, 128))(q, k, v, Mask())
-    assert torch.equal(tiled.out, Naive(policy, Normalise.END)(q, k, v, Mask()).out)
 
 
 def on_gpu(sizes: Sizes) -> Inputs:

@@ -79,17 +79,6 @@ def test_the_row_of_the_table_or_what_is_safe(request_: tuple[Any, ...], sides: 
     assert choose(*request_, **sides) == expected
 
 
-def test_the_backward_kernels_have_tables_of_their_own() -> None:
-    """A mask takes registers, sides that are set are those of both kernels, and the last row serves beyond it."""
-    assert choose_backward(BF16, 64, Mask(), H100).keys == Launch(64, 128, 8, 2)
-    assert choose_backward(BF16, 64, CAUSAL, H100).keys == Launch(32, 128, 8, 2)
-    sided = choose_backward(BF16, 64, Mask(), H100, br=64, bc=32)
-    assert (sided.keys, sided.rows) == (Launch(64, 32, 4, 2), Launch(64, 32, 4, 3))
-    assert choose_backward(FP32, 256, Mask(), SMALL, br=64, bc=64).keys == Launch(64, 64, 4, 1)
-    assert choose_backward(BF16, 300, Mask(), CPU).keys == INTERPRETED
-    assert choose_backward(BF16, 300, Mask(), Device("sm_00", None)) == choose_backward(BF16, 256, Mask(), Device("sm_00", None))
-
-
 @given(
     st.sampled_from([64 * 1024, SMALL.shared, 163 * 1024, 227 * 1024]),
     st.sampled_from([BF16, FP16, FP32, E5M2]),

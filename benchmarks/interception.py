@@ -1,4 +1,4 @@
-"""What interception costs: a training step with torch's attention exchanged for the same attention, against the step without.
+"""Cost of interception: a training step with torch's attention exchanged for the same attention, against the step without.
 
 What has no limit is printed in units of the step: a step that is hardly more than its calls, shadow mode, and capture.
 """
@@ -53,7 +53,7 @@ def exchanged() -> Result:
 
 
 def fine_grained() -> Result:
-    """The same where a step is hardly more than its calls: 8 tokens of width 32."""
+    """Times where a step is hardly more than its calls: 8 tokens of width 32."""
     _, step = _training(width=32, tokens=8, batch=2)
     variant = SdpaBackward(nd.Backend.FLASH, FP32)
 

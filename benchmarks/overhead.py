@@ -1,4 +1,4 @@
-"""What a point, an import and a command cost beyond the arithmetic."""
+"""Cost of a point, an import and a command beyond the arithmetic."""
 
 from __future__ import annotations
 

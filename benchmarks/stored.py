@@ -1,4 +1,4 @@
-"""What a study of 20,000 stored points costs: to resume it, and to report on it. Filling the store takes minutes.
+"""Cost of a study of 20,000 stored points: to resume it, and to report on it. Filling the store takes minutes.
 
 Run it as `python -m benchmarks.stored [points] [seeds]`. Exit code 1 if a target is missed: a report of 100,000 points of ten
 seeds has to fit in 4 GB, so each replicate of a point has its share of that, beside what the program takes by itself.

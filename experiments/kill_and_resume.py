@@ -45,7 +45,7 @@ _POINT = 0.03  # seconds, about what one point takes
 
 @dataclass(frozen=True)
 class Trial:
-    """What one kill met, and what was left of it after the same command ran again.
+    """One kill: what it met, and what was left of it after the same command ran again.
 
     Attributes:
         after: the kill came once so many records were there.

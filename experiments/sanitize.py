@@ -102,7 +102,7 @@ def run_forward(variant: Attention, drawn: list[Tensor], mask: Mask) -> None:
 
 
 def run_backward(variant: Backward, drawn: list[Tensor], mask: Mask) -> None:
-    """The same of a backward pass after its forward pass."""
+    """Launches a backward pass after its forward pass."""
     inputs = variant.round_inputs(*drawn)
     found, golden = variant(*inputs, mask), ExactBackward()(*inputs, mask)
     for name in ("dq", "dk", "dv"):

@@ -124,7 +124,7 @@ def layouts(*tensors: Tensor) -> Iterator[tuple[slice, tuple[Tensor, ...]]]:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The same numbers in the same order, column by column in memory: no operation may copy them first."""
+    """Lays numbers out column by column in memory, in their order: no operation may copy them first."""
     return x[: x.numel() // 6 * 6].reshape(6, -1).T.contiguous().T
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from itertools import pairwise
 
 import pytest
 import torch
@@ -101,18 +100,6 @@ def test_what_is_no_number_spoils_its_block_alone(name: str, bad: float) -> None
     inside[1, fmt.block : 2 * fmt.block] = True
     assert torch.equal(got.isnan(), inside)
     assert torch.equal(got[~inside], fmt(x)[~inside])
-
-
-@settings(max_examples=30)
-@given(st.sampled_from([*POWERS, BLOCK_ONLY]), st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
-def test_blocks_are_alone(name: str, width: int, block: int, seed: int) -> None:
-    """A block's numbers depend on no other: a whole row is its blocks in turn, along any dimension."""
-    named = Microscaled.parse(name)
-    fmt = Microscaled(named.element, block, named.scale)
-    x = torch.randn(2, width, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    parts = [fmt(x[:, a:b]) for a, b in pairwise([*range(0, width, block), width])]
-    assert torch.equal(fmt(x), torch.cat(parts, 1))
-    assert torch.equal(fmt.along(x.T, 0), fmt(x).T)
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "mxfp6_e2m3"])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, Format
@@ -33,7 +30,7 @@ def quantised_by(grid: str, scale: Scale) -> Quantised:
 
 
 def shares(name: str, scale: Scale, token: int, channel: int) -> tuple[int, ...]:
-    """What numbers of one head have in common that share a scale."""
+    """A key that the numbers of one head have in common that share a scale."""
     rows = 12 if name == "q" else 10
     thread = token % rows % 8
     return {
@@ -75,22 +72,6 @@ def test_error_of_every_element_is_within_half_a_step(grid: str, scale: Scale) -
         assert rounded.dtype is torch.float64
         assert bool(((rounded - x).abs() <= bound).all())
         assert bool(((rounded - x).abs() > 0).any())
-
-
-@settings(max_examples=40)
-@given(st.integers(1, 20), st.integers(1, 25), st.sampled_from(GRIDS), st.integers(0, 99))
-def test_blocks_between_rows_and_heads(tokens: int, block: int, grid: str, seed: int) -> None:
-    q, k, v = draw((1, 2, 2, tokens, tokens, 4), seed)
-    by_block = Quantised(Cast.parse(grid), Scale.BLOCK, block)
-    rounded = by_block(q, k, v)
-    if block == 1:
-        by_row = replace(by_block, scale=Scale.ROW)
-        assert all(torch.equal(a, b) for a, b in zip(rounded, by_row(q, k, v), strict=True))
-    if block >= tokens:
-        per_head = replace(by_block, scale=Scale.TENSOR)
-        for head in (0, 1):
-            alone = per_head(*(t[:, head : head + 1] for t in (q, k, v)))
-            assert all(torch.equal(a[:, head : head + 1], b) for a, b in zip(rounded, alone, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["up", "down", "nearest_away", "odd", "stochastic"])

@@ -43,7 +43,7 @@ class State:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened when one tile of Q met one tile of K and V; rows that see no key of it are left out."""
+    """Values of the step in which one tile of Q meets one tile of K and V; rows that see no key of it are left out."""
 
     where: tuple[int, int, tuple[int, ...]]  # batch entry, head, rows
     seen: Tensor
@@ -312,7 +312,7 @@ def rows(x: Tensor, tile: range) -> Tensor:
 
 @dataclass(frozen=True)
 class Head:
-    """What one query head sees of a run: its own rows, and those of its KV head."""
+    """One query head of a run: its own rows, and those of its KV head."""
 
     q: Tensor
     k: Tensor

@@ -141,7 +141,6 @@ def commands() -> Iterator[str]:
     from numdev.settings import declared
 
     kinds = {
-        "measure": schema.PlottedConfig,
         "map": schema.MappedConfig,
         "paper": schema.StudiesConfig,
         "report": schema.ReportConfig,
@@ -153,7 +152,7 @@ def commands() -> Iterator[str]:
         known = {one.name: one for one in declared(kind)}
         yield from ("", f"### numdev {name}", "", *_OF_TABLE)
         yield from (_setting(each, one) for each, one in known.items())
-        if name in ("measure", "report"):  # whose defaults are those of the settings
+        if name == "report":  # whose defaults are those of the settings
             continue
         own = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text())
         for key, value in own.items():

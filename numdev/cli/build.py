@@ -6,10 +6,9 @@ and what they refer to.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from hydra.errors import InstantiationException
@@ -18,7 +17,7 @@ from hydra.utils import instantiate
 from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.base import Implementation
 from numdev.cli import schema
-from numdev.cli.compose import Composer, Flat, Request, composed, config_folder, reference
+from numdev.cli.compose import Composer, Flat, Request, config_folder, reference
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.study import Refused, StudyPoint
 from numdev.settings import make, types_of
@@ -133,18 +132,6 @@ def made_by(name: str) -> type | None:
     target = located(name)
     kind = target if isinstance(target, type) else types_of(target).get("return")
     return kind if isinstance(kind, type) else None
-
-
-def formats(folders: tuple[Path, ...], primary: str, overrides: Sequence[str]) -> Iterator[str]:
-    """The precision policies of a command line with the format of every step, as comments of YAML.
-
-    Raises:
-        BadInput: for a policy that cannot be made.
-    """
-    settings = Request(composed(folders, primary, tuple(overrides))[0], {}, {}).config
-    for name in (name for name, own in settings.items() if isinstance(own, dict) and "preset" in own):
-        yield f"# {name}, the format of every step:"
-        yield from (f"#   {step}: {text}" for step, text in node(settings, name).steps().items())
 
 
 def kind_of(request: Request) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
@@ -18,7 +17,6 @@ from numdev.errors import BadInput, one_of
 
 if TYPE_CHECKING:
     from numdev.cli.jobs import Job
-    from numdev.measurement.runner import Kind
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named
@@ -27,15 +25,12 @@ _OF_A_POINT = {
     "objective": "it is a figure of one point; leave it out",
     "metrics": "a study prints no metrics, its report has them; leave it out",
 }
-_OF_A_FIGURE = {"out": "it is the folder of the figure that plot= asks for; give plot= too, or leave it out"}
 _OF_A_REPORT = {"out": "a study ends with a report, one point with its figures; leave it out, or give study= too"}
 
 
 def measure(cfg: DictConfig, job: Job) -> Ended:
     """One point, or the points of one study."""
-    has_figure = bool(plot_parts(cfg))
-    _refuse(cfg, {} if has_figure else _OF_A_FIGURE)
-    _refuse_unwritable(cfg, "results", *(["out"] if has_figure else []))
+    _refuse_unwritable(cfg)
     return _measured(cfg, job)
 
 
@@ -102,7 +97,8 @@ def report(cfg: DictConfig, _: Job) -> Ended:
     head = {name: cfg[name] for name in ("title", "author") if cfg[name]}
     if cfg.format not in ("pdf", "html"):
         _refuse(cfg, dict.fromkeys(head, "it stands in a document; give format=pdf or format=html too"))
-    return Ended(0 if _make_report(cfg, chosen, about, plot=plot_parts(cfg), **head) else BAD_OUTPUT)
+    plot = {name: value for name, value in plain(cfg.plot, resolve=True).items() if value is not None}
+    return Ended(0 if _make_report(cfg, chosen, about, plot=plot, **head) else BAD_OUTPUT)
 
 
 def _measured(cfg: DictConfig, job: Job) -> Ended:
@@ -122,17 +118,14 @@ def _measured(cfg: DictConfig, job: Job) -> Ended:
     bench = runners.runner(job.command, cfg, own.composer.of)
     if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
-    work, axes = [(own.study(name, fields), bench)], own.axes(fields)
-    refuse_plot(cfg, list(axes), bench.kind, needs_x=not axes)
-    if cfg.dry_run:
-        return studies.dry_run(work, cfg)
-    return replace(studies.run(work, cfg), drawing=Drawing.of(cfg, name))
+    work = [(own.study(name, fields), bench)]
+    return studies.dry_run(work, cfg) if cfg.dry_run else studies.run(work, cfg)
 
 
 def _measured_and_reported(cfg: DictConfig, job: Job) -> Ended:
     if cfg.study is None:
         _refuse(cfg, _OF_A_REPORT)
-        _refuse_unwritable(cfg, "results")
+        _refuse_unwritable(cfg)
         return _measured(cfg, job)
     _refuse_folders(cfg, None)
     ended = _measured(cfg, job)
@@ -169,15 +162,14 @@ def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:
     """Find out before anything is measured that records, or the report on them, cannot be written; see `refuse_other`."""
     from numdev.report.document.folder import refuse_other
 
-    _refuse_unwritable(cfg, "results")
+    _refuse_unwritable(cfg)
     refuse_other(Path(cfg.out), Path(cfg.results), None if studies is None else list(studies))
 
 
-def _refuse_unwritable(cfg: DictConfig, *settings: str) -> None:
+def _refuse_unwritable(cfg: DictConfig) -> None:
     from numdev.results.files import refuse_unwritable  # late: help does not need it
 
-    for name in settings:
-        refuse_unwritable(name, Path(cfg[name]))
+    refuse_unwritable("results", Path(cfg.results))
 
 
 def _make_report(cfg: DictConfig, studies: list[str] | None, about: list[str] | None = None, **how: Any) -> bool:
@@ -193,68 +185,3 @@ def _make_report(cfg: DictConfig, studies: list[str] | None, about: list[str] | 
         console.print(f"removed of the last report: {', '.join(gone[:8])}{' and more' * (len(gone) > 8)}", markup=False)
     console.print(f"report: {out}", markup=False, highlight=False)
     return is_sound
-
-
-def plot_parts(cfg: DictConfig) -> dict[str, Any]:
-    """The parts of the figure that `plot=` asks for; none where it asks for no figure."""
-    node = cfg.get("plot")
-    parts = {} if node is None else plain(node, resolve=True)
-    return {key: value for key, value in parts.items() if value is not None}
-
-
-class Drawing(NamedTuple):
-    """A figure that a job asks for: folders of records and figure, the study or sweep that it shows, and its parts."""
-
-    results: Path
-    out: Path
-    study: str
-    plot: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, cfg: DictConfig, study: str) -> Drawing | None:
-        """The figure of a study or sweep that a job has measured, if there is to be one."""
-        plot = plot_parts(cfg)
-        return cls(Path(cfg.results), Path(cfg.out), study, plot) if plot and not cfg.dry_run else None
-
-
-def refuse_plot(cfg: DictConfig, names: Collection[str], measured: Kind, *, needs_x: bool = False) -> None:
-    """Find out before anything is measured that the figure of a command cannot be drawn.
-
-    Args:
-        cfg: the composed configuration.
-        names: of what the points differ in, or state.
-        measured: their kind of measurement.
-        needs_x: whether nothing says what the points differ in, so that `x` has to.
-
-    Raises:
-        BadInput: naming the part of the figure.
-    """
-    from numdev.cli import claims, runners
-
-    plot = plot_parts(cfg)
-    if plot and needs_x and "x" not in plot:
-        raise BadInput("plot.x", None, "there is no sweep that says what the figure is over; name a setting, as in x: problem.n")
-    metrics = runners.figures(measured) if plot else []
-    claims.plot_of(plot, names, [*metrics, *(name.rpartition(".")[2] for name in metrics)], whole=False)
-
-
-def draw(drawing: Drawing) -> None:
-    """Draw a figure, and print where it is.
-
-    Raises:
-        BadInput: where what was measured has nothing to draw.
-        StoreError: if a file cannot be written.
-    """
-    from numdev.report.document.figures import figure_of  # late: a report's libraries
-    from numdev.report.reading.frames import load
-    from numdev.results.store import Store
-
-    path = drawing.out / drawing.study
-    try:
-        results = load(Store(drawing.results), [drawing.study])
-        figure_of(results, drawing.plot).write(path)
-    except BadInput as error:
-        hint = f"{error.hint}; the points are kept, so numdev report plot= draws another figure of them"
-        raise BadInput(error.field, error.value, hint) from None
-    for line in (*(f"note: {note}" for note in results.notes), f"figure: {path}.png and .svg"):
-        output().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -16,7 +16,6 @@ from numdev.cli.compose import OPERATION, Composer, composer, config_folder
 from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
 
 if TYPE_CHECKING:
-    from numdev.cli.commands import Drawing
     from numdev.cli.plan import Plan
     from numdev.results.record import Status
 
@@ -49,7 +48,6 @@ class Ended:
         key: of the record of the point that was measured; empty for other jobs.
         row: figures, status and remark of the job in the table of a sweep, by column; empty where it has no row.
         plan: of a dry run; None otherwise.
-        drawing: the figure that is to be drawn when all jobs have ended; None where none is requested.
     """
 
     code: int = 0
@@ -61,7 +59,6 @@ class Ended:
     key: str = ""
     row: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
-    drawing: Drawing | None = None
 
     @property
     def job(self) -> str:

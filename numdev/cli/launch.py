@@ -122,15 +122,6 @@ def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int
     if plans:
         print(sum(plans[1:], plans[0]).sentence())
         print("Nothing was measured or written.")
-    for drawing in {(one.study, str(one.results)): one for each in ended if (one := each.drawing)}.values():
-        from numdev.cli import commands
-
-        commands.draw(drawing)
-    flags = parsed(arguments)[0]
-    if not ended and flags.cfg in ("job", "all") and not flags.package and command != "report":
-        from numdev.cli import build  # behind the settings that `--cfg job` shows: null, as they have it, is the preset's
-
-        print(*build.formats(_folders(flags), flags.config_name or CONFIGS[command], flags.overrides), sep="\n")
     return worst(each.code for each in ended)
 
 

@@ -11,7 +11,7 @@ import json
 import logging
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import build, expand, launch, runners, schema, show
-from numdev.cli.commands import Drawing, plot_parts, refuse_plot
 from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, params_of, plain, resolved, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
@@ -38,8 +37,7 @@ from numdev.results.study import DONE, StudyPoint
 from numdev.settings import choice
 
 LOG = logging.getLogger("numdev")
-_OF_THE_RUN = ("results", "out", "plot", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
-_NO_SETTING = ("_target_", *(f"plot.{part.name}" for part in fields(schema.PlotConfig)))
+_OF_THE_RUN = ("results", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
 
 
 def run(cfg: DictConfig, job: Job) -> Ended:
@@ -49,11 +47,6 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     runners.refuse_objective(cfg.objective, bench.kind)
     in_sweep = hydra.mode is RunMode.MULTIRUN
     store = Store(Path(cfg.results))
-    if plot_parts(cfg):
-        own = f"points_{_of(bench.kind.operation.name, bench.kind.name)}"
-        points = [] if in_sweep else (store.study(own) or {"points": []})["points"]
-        explicit = [*_swept(job), *expander.manner, *expander.task, *(name for one in points for name in one["explicit"])]
-        refuse_plot(cfg, explicit, bench.kind, needs_x=not in_sweep)
     request = request_of(cfg, hydra, expander)
     point, names = build.point(request), PointNames.of(request)
     key = bench.key(*point.parts)
@@ -70,10 +63,9 @@ def run(cfg: DictConfig, job: Job) -> Ended:
             where |= {"on_replicate": bar.replicates, "within": bar.within}
             record = bench.measure(*point.parts, **where)
         store.put(record)
-    sweep = _keep(store, job, cfg, expander, request, (bench, record))
+    _keep(store, job, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
-    figure, drawing = runners.objective(cfg.objective, record), Drawing.of(cfg, sweep)
-    ended = Ended(code_of_point(record.status), figure=figure, key=record.key, drawing=drawing)
+    ended = Ended(code_of_point(record.status), figure=runners.objective(cfg.objective, record), key=record.key)
     if in_sweep and metrics is Metrics.CHIEF:
         return replace(ended, row=show.row(record, already=already))
     show.point(output(), record, store.path, names, already=already, metrics=metrics)
@@ -101,15 +93,15 @@ def request_of(cfg: DictConfig, hydra: Any, expander: Expander, **values: Any) -
     return Request(raw, expander.composer.said(raw, expander.task), groups_of_points(hydra.runtime.choices))
 
 
-def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> str:
-    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it; return its name."""
+def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> None:
+    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it."""
     (bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
     labels = {name: settings.get(name, _value(cfg, name)) for name in swept} or settings
     fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
     name = _name(job.command, record, swept, fixed)
     title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
     words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
-    values = {one: value for one, value in resolved(request.raw).items() if not one.endswith(_NO_SETTING)}
+    values = {one: value for one, value in resolved(request.raw).items() if not one.endswith("_target_")}
     apart = set(_OF_THE_RUN).difference(swept)
     command = [text for text in job.arguments if text.partition("=")[0].lstrip("+") not in apart]
     point = stored_point(
@@ -122,7 +114,6 @@ def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: 
     )
     meanings = {column.name: [column.unit, column.meaning] for column in bench.settings}
     store.put_point(manifest_of(name, record.kind, title, settings=meanings, words=words, swept=list(swept)), point)
-    return name
 
 
 def _swept(job: Job) -> tuple[str, ...]:

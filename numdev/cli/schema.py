@@ -137,14 +137,6 @@ class PlotConfig:
 
 
 @dataclass
-class PlottedConfig:
-    """The figure that `numdev measure` draws."""
-
-    plot: PlotConfig = field(default_factory=PlotConfig)
-    out: str = setting("reports/measure", "folder of the figure that plot= asks for")
-
-
-@dataclass
 class ReportConfig:
     """`numdev report`."""
 
@@ -173,7 +165,7 @@ class NodesConfig:
 
 _COMMANDS: dict[str, tuple[type, ...]] = {
     "map": (MappedConfig, NodesConfig),
-    "measure": (PlottedConfig, RunConfig, NodesConfig),
+    "measure": (RunConfig, NodesConfig),
     "paper": (StudiesConfig, RunConfig, NodesConfig),
     "speed": (TimedConfig, RunConfig, NodesConfig),
     "train": (TrainedConfig, RunConfig, NodesConfig),
@@ -265,7 +257,6 @@ _OF_COMMANDS = {
     "run": RunConfig,
     "timed": TimedConfig,
     "mapped": MappedConfig,
-    "plotted": PlottedConfig,
     "reference": Reference,
 }
 

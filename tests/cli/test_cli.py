@@ -174,6 +174,7 @@ BAD = [
     (["study=fig99"], "study", "fig"),
     (["study=[fig3,fig4]"], "study", "-m study="),
     (["shard=1"], "shard", "study="),
+    (["out=o"], "out", "no such setting"),
     (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
     (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
     (["--bogus"], "--bogus", "no such flag"),
@@ -426,7 +427,6 @@ class TestReport:
         [
             (("measure", "results=file"), "results"),
             (("measure", "-m", "problem.n=8,16", "results=file"), "results"),
-            (("measure", "plot=x: problem.n", "out=file"), "out"),
             (("measure", "--config-dir", "mine", "study=toy", "results=file"), "results"),
             (("paper", "--config-dir", "mine", "studies=[toy]", "out=old"), "out"),
             (("train", "study=fig8", "out=old"), "out"),

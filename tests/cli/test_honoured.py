@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar, get_type_hints
 
@@ -19,14 +19,12 @@ from numdev.attention.tiling import Tiling
 from numdev.cli import build
 from numdev.cli.compose import Flat, Request, Statement, composer, config_folder, study_fields
 from numdev.cli.expand import Expander
-from numdev.cli.schema import PlotConfig
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.record import describe
 from numdev.results.study import Study
 
 KNOWN = composer((config_folder(),))
-RUN = {"device", "results", "out", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
-RUN |= {f"plot.{part.name}" for part in fields(PlotConfig)}
+RUN = {"device", "results", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}
 NAMES = [name for name in KNOWN.known() if name not in ("operation", "problem.source") and ".fmt." not in name]
 ACCEPTED = {kind: build.accepted_by(KNOWN.values({"attention": kind}), "attention") for kind in KNOWN.options("attention")}
 MAKERS = tuple(ACCEPTED)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from rich.console import Console
 
 from numdev.cli import show
@@ -144,14 +143,6 @@ class TestSettings:
         assert (ran.code, ran.err) == (0, "")
         names = {record.config["variant"]["precision"]["output"] for record in Store(Path("results")).records()}
         assert names == {"tf32", "e3m4fn"}
-
-    def test_cfg_job_shows_the_format_of_every_step(self, numdev: Command) -> None:
-        ran = numdev("measure", "--cfg", "job", "precision=kernel_bf16", "precision.scores=fp16")
-        assert ran.code == 0
-        assert yaml.safe_load(ran.out)["precision"]["scores"] == "fp16"
-        _, _, said = ran.out.partition("# precision, the format of every step:\n")
-        steps = dict(line.removeprefix("#   ").split(": ", 1) for line in said.splitlines())
-        assert (steps["inputs"], steps["scores"], steps["accumulator"], len(steps)) == ("bf16", "fp16", "fp32", 9)
 
     def test_a_syntax_error_in_ones_own_kernel_is_one_sentence(self, numdev: Command) -> None:
         Path("torn.py").write_text("import torch\ndef mine(q, k:\n    return q\n")

@@ -18,7 +18,6 @@ import torch
 
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
-from numdev.attention.path import Path, by
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiled import Tiled
@@ -41,7 +40,7 @@ def seconds(run: Callable[[], object], calls: int = 1) -> float:
 
 def measure(name: str) -> None:
     policy, tiling, softmax, mask = Precision.parse(name), Tiling(64, 64), OnlineSoftmax(), Mask()
-    kernel, tensors = Instrumented(policy, tiling, softmax), Tiled(policy, tiling, softmax)
+    kernel, tensors = Instrumented(policy, tiling, softmax), Tiled(policy, tiling, softmax, count=True)
     compiling = 0.0
     for heads in HEADS:
         for n in LENGTHS:
@@ -49,9 +48,8 @@ def measure(name: str) -> None:
             first = seconds(lambda inputs=inputs: kernel(*inputs, mask))
             fast = seconds(lambda inputs=inputs: kernel(*inputs, mask), 5)
             compiling = compiling or first - fast
-            with by(Path.TENSORS):
-                tensors(*inputs, mask)
-                slow = seconds(lambda inputs=inputs: tensors(*inputs, mask))
+            tensors(*inputs, mask)
+            slow = seconds(lambda inputs=inputs: tensors(*inputs, mask))
             scores, calls = heads * n * n, compiling / (slow - fast)
             even = f"{calls:8.1f} calls, {scores * calls / REPLICATES:.2g} scores"
             print(f"{name:12} {heads:3} heads, N {n:6}: {1e3 * fast:9.3f} ms, tensors {1e3 * slow:9.3f} ms; {even}", flush=True)

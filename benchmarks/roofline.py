@@ -1,8 +1,7 @@
-"""How far each path of tiled attention is from its limit: its matrix products, and one pass over each tile of scores.
+"""How far tiled attention is from its limit: its matrix products, and one pass over each tile of scores.
 
 The products are those of the algorithm, by the same calls of BLAS, of all rows at once; a pass reads and writes a tile of scores
-that stays in the cache. Neither casts nor counts. A path over blocks of rows, whose scores do not leave the cache between its
-products, can be faster than both together.
+that stays in the cache. Neither casts nor counts.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.products import product
 from numdev.attention.base import Saved
 from numdev.attention.differentiable import saved_by
-from numdev.attention.path import Path, by
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 
@@ -51,15 +49,13 @@ def passes(scores: int, tile: int, times: int) -> None:
         s.mul_(1.0)
 
 
-def compared(title: str, limit: Limit, one_pass: Limit, paths: dict[str, Callable[[], object]]) -> list[Result]:
-    """The limit, and each path beside it."""
+def compared(title: str, limit: Limit, one_pass: Limit, tiled: Callable[[], object]) -> list[Result]:
+    """The limit, and tiled attention beside it."""
     multiplying, passing = (median_seconds(action, _RUNS) for action in (limit, one_pass))
     both = multiplying + passing
     found = [Result(f"{title}: products alone", multiplying, both, multiplying / both, "a share of the limit", True)]
-    for name, path in paths.items():
-        taken = median_seconds(path, _RUNS)
-        found.append(Result(f"{title}: {name}", taken, both, taken / both, "times the limit", True))
-    return found
+    taken = median_seconds(tiled, _RUNS)
+    return [*found, Result(f"{title}: tensor operations", taken, both, taken / both, "times the limit", True)]
 
 
 def forward(heads: int, length: int, side: int) -> list[Result]:
@@ -67,15 +63,9 @@ def forward(heads: int, length: int, side: int) -> list[Result]:
     generator = torch.Generator().manual_seed(0)
     inputs = step.round_inputs(*(torch.rand(1, heads, length, _DIM, generator=generator) for _ in range(3)))
     tiled = Tiled(step, tiling, count=False)
-
-    def run(path: Path) -> None:
-        with by(path):
-            tiled(*inputs, Mask(), _SCALE)
-
     title = f"forward, {heads} heads, N = {length}, Br = Bc = {side}"
     one_pass = partial(passes, heads * length * length, 1024 * side, 1)
-    paths = {"tensor operations": partial(run, Path.TENSORS), "compiled passes": partial(run, Path.COMPILED)}
-    return compared(title, partial(products, *inputs, side), one_pass, paths)
+    return compared(title, partial(products, *inputs, side), one_pass, partial(tiled, *inputs, Mask(), _SCALE))
 
 
 def backward(heads: int, length: int, side: int) -> list[Result]:
@@ -84,15 +74,10 @@ def backward(heads: int, length: int, side: int) -> list[Result]:
     inputs = step.round_inputs(*(torch.rand(1, heads, length, _DIM, generator=generator) for _ in range(4)))
     variant = TiledBackward(Tiled(Precision.parse("bf16")), step, tiling, count=False)
     saved: Saved = saved_by(variant.forward, variant.reads, inputs[:3], Mask(), _SCALE)
-
-    def run(path: Path) -> None:
-        with by(path):
-            variant.backward(*inputs, saved, Mask(), _SCALE)
-
     title = f"backward, {heads} heads, N = {length}, Br = Bc = {side}"
     two_passes = partial(passes, heads * length * length, 1024 * side, 2)
-    paths = {"tensor operations": partial(run, Path.TENSORS), "compiled passes": partial(run, Path.COMPILED)}
-    return compared(title, partial(gradient_products, *inputs, tiling), two_passes, paths)
+    run = partial(variant.backward, *inputs, saved, Mask(), _SCALE)
+    return compared(title, partial(gradient_products, *inputs, tiling), two_passes, run)
 
 
 def results() -> list[Result]:

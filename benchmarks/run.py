@@ -20,14 +20,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cast, distance, fused, interception, overhead, roofline, tiled, training_task
+from benchmarks import cast, distance, interception, overhead, roofline, tiled, training_task
 from benchmarks.timing import Result
 from numdev.results.environment import environment
 from numdev.results.files import write_atomically
 
 SECTIONS = {
     "tiled": tiled,
-    "fused": fused,
     "roofline": roofline,
     "cast": cast,
     "wasserstein": distance,

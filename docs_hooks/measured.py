@@ -59,25 +59,22 @@ def instrumented_speed() -> Iterator[str]:
 
 
 def _benchmarks(*, limits: bool) -> list[dict[str, str]]:
-    """What `benchmarks/run.py` wrote: of paths beside their limit, or all else."""
+    """What `benchmarks/run.py` wrote: beside the limit of tiled attention, or all else."""
     with (REFERENCE / "cpu" / "benchmarks" / "benchmarks.csv").open(newline="") as file:
         return [row for row in csv.DictReader(file) if row["name"].startswith(("forward, ", "backward, ")) == limits]
 
 
 def roofline() -> Iterator[str]:
-    """How far each path of tiled attention is from its products and one pass over the scores: `benchmarks/roofline.py`."""
+    """How far tiled attention is from its products and one pass over the scores: `benchmarks/roofline.py`."""
     found: dict[str, dict[str, dict[str, str]]] = {}
     for row in _benchmarks(limits=True):
         case, _, path = row["name"].partition(": ")
         found.setdefault(case, {})[path] = row
-    heads = "compiled passes, s | times the limit | tensor operations, s | times the limit"
-    yield f"| what | products alone, s | with the passes, s | {heads} |"
-    yield "|---" * 7 + "|"
+    yield "| what | products alone, s | with the passes, s | tiled attention, s | times the limit |"
+    yield "|---" * 5 + "|"
     for case, paths in found.items():
-        alone = paths["products alone"]
-        figures = [alone["seconds"], alone["other"]]
-        for path in ("compiled passes", "tensor operations"):
-            figures += [paths[path]["seconds"], paths[path]["ratio"]]
+        alone, tiled = paths["products alone"], paths["tensor operations"]
+        figures = [alone["seconds"], alone["other"], tiled["seconds"], tiled["ratio"]]
         yield f"| {cell(case)} | {' | '.join(f'{float(figure):.3g}' for figure in figures)} |"
 
 

@@ -27,7 +27,7 @@ ARROWS = {
 DECLARES = ("attention.operation", "attention.tuning")
 FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED: tuple[str, ...] = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "path", "recurrence")
+SHARED: tuple[str, ...] = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "recurrence")
 SHARED += ("steps", "tile_schedule", "vendor.dispatch")
 IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")
 IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
@@ -136,9 +136,6 @@ ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "pyarrow": (("report", "results.store"), ("report",)),
     **dict.fromkeys(("pandas", "matplotlib", "typst"), (("report",), ("report",))),
     "triton": (tuple(name.removeprefix("numdev.") for name in KERNELS),) * 2,
-    "numba": (("attention.compiled.passes",),) * 2,
-    "numdev.attention.compiled.passes": (("attention.compiled",), ("attention.compiled.run",)),
-    "numdev.attention.compiled.run": (("attention",), ()),
     **dict.fromkeys(("numdev.explorer.widgets", "numdev.explorer.controls"), (("explorer",), ("explorer.widgets",))),
     "numdev.cli": (("cli",), ("cli",)),
     "numdev.training": (("training", "cli"), ("training", "cli")),

@@ -77,14 +77,6 @@ class Counters:
         self._events[4] += seen - nonzero  # an entry that is masked is 0 and not seen
         self._events[5] += seen
 
-    def add(self, events: Tensor, ties: Tensor) -> None:
-        """The six events of a run, and how often the largest score of each of its rows occurs.
-
-        In the order of the methods: rescales, ones, stagnations, saturations, entries that are 0, and entries.
-        """
-        self._events += events.to(self._events)
-        self._ties.copy_(ties)
-
     def ended(self, lse: Tensor, sees: Tensor) -> None:
         """At the end: rows that see a key and have no sum, since every one of their scores or exponentials was lost."""
         self._lost += torch.count_nonzero((lse == float("-inf")).squeeze(-1) & sees)
@@ -121,11 +113,6 @@ class BackwardCounters:
         self._events[0] += torch.count_nonzero(p > 1)
         self._events[1] += seen - torch.count_nonzero(entering)
         self._events[2] += seen - torch.count_nonzero(ds)
-
-    def add(self, events: Tensor, entries: float) -> None:
-        """The three events of a run, entries that are 0 for the latter two, and how many entries are visible."""
-        self._events += events.to(self._events)
-        self._entries += entries
 
     def summary(self) -> dict[str, float]:
         """The columns of `BACKWARD_COUNTERS`."""

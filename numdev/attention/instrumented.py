@@ -33,7 +33,6 @@ from numdev.attention.kernels.launch import (
 )
 from numdev.attention.mask import Mask
 from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
-from numdev.attention.path import unsuited
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import ScaleOn
 from numdev.attention.tiling import KernelLaunch
@@ -126,8 +125,13 @@ def kernel_refusal(
     if kernel.precision.is_random:
         return "a step rounds stochastically"
     keys = k.shape[-2]
-    is_short = math.ceil(keys / kernel.tiling.bc) < _FEWEST_TILES and q[..., 0].numel() * keys < _MOST_SCORES
-    return unsuited((q, k, v), (v,), mask, is_short=is_short) or kernel.refusal(q, v, mask, scale)
+    if math.ceil(keys / kernel.tiling.bc) < _FEWEST_TILES and q[..., 0].numel() * keys < _MOST_SCORES:
+        return "it is too short to pay for compiling the kernel"
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        return "torch is to differentiate it"
+    if not (mask.is_none or bool(v.isfinite().all())):  # the kernel multiplies by the zeros of what a row does not see
+        return "a key that is not seen may hold a value that is not finite"
+    return kernel.refusal(q, v, mask, scale)
 
 
 def is_on_gpu(x: Tensor) -> bool:

@@ -5,9 +5,8 @@ Forward, the online softmax of a block of rows over tiles of keys; backward, gra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -33,29 +32,16 @@ class Run:
     factor: float
     counters: Counters | None
 
-
-class Block(Protocol):
-    """The running state of a block of rows over one split of the keys."""
-
-    def meet(self, index: int, tile: tuple[int, int]) -> None:
-        """The KV tile that stands at `index` of the order."""
-        ...
-
-    def finish(self) -> tuple[Tensor, Tensor]:
-        """The normalised rows, and their LSE."""
-        ...
-
-
-def through(run: Run, splits: list[list[tuple[int, int]]], first: int, start: Callable[[int], Block]) -> tuple[Tensor, Tensor]:
-    """A block of rows from row `first` on through every tile of every split; `start` begins a split."""
-    parts = []
-    for split, tiles in enumerate(splits):
-        rows = start(split)
-        for index, tile in enumerate(tiles):
-            rows.meet(index, tile)
-        parts.append(rows.finish())
-    out, lse = parts[0] if len(parts) == 1 else run.steps.combine(parts, first)
-    return run.steps.output(out), lse
+    def rows(self, splits: list[list[Range]], first: int, last: int) -> tuple[Tensor, Tensor]:
+        """Output and LSE of the rows `[first, last)` after every tile of every split of the keys."""
+        parts = []
+        for split, tiles in enumerate(splits):
+            rows = Rows(self, first, last, split)
+            for index, tile in enumerate(tiles):
+                rows.meet(index, tile)
+            parts.append(rows.finish())
+        out, lse = parts[0] if len(parts) == 1 else self.steps.combine(parts, first)
+        return self.steps.output(out), lse
 
 
 class Rows:

@@ -9,7 +9,6 @@ tile together; only tiles are a loop.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
@@ -25,7 +24,6 @@ from numdev.attention.base import (
     group_heads,
     softmax_scale,
 )
-from numdev.attention.compiled.rules import COMPILED, backward_unsupported_reason, unsupported_reason
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.counters import BackwardCounters, Counters
 from numdev.attention.instrumented import Instrumented, kernel_refusal
@@ -33,7 +31,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
-from numdev.attention.recurrence import BackwardRun, Rows, Run, through
+from numdev.attention.recurrence import BackwardRun, Run
 from numdev.attention.softmax import ScaleOn
 from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
@@ -83,7 +81,7 @@ class Tiled(OverTiles):
             return None
 
     def _by_rows(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output:
-        """By the recurrence itself: tensor operations, or compiled passes."""
+        """By tensor operations, block by block of the rows; how many rows a block has changes no bit."""
         factor = softmax_scale(q, scale) * self.softmax.log_scale
         carrier = self.precision.carrier
         k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
@@ -92,28 +90,16 @@ class Tiled(OverTiles):
             q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
         run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
-        launch = KernelLaunch(COMPILED if unsupported_reason(run, self.tiling) is None else "")
-        if launch.name:
-            from numdev.attention.compiled.run import attend  # here, since numba takes as long to import as all of numdev
-
-            out, lse = attend(run, self.tiling)
-        else:
-            out, lse = self._tensors(run)
+        out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
+        block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
+        splits = self.tiling.key_tiles(k.shape[-2])
+        for first in range(0, q.shape[-2], block):
+            last = min(first + block, q.shape[-2])
+            out[..., first:last, :], lse[..., first:last, :] = run.rows(splits, first, last)
         if counters is not None:
             counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
         counted = {} if counters is None else counters.summary()
-        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counters=counted, launch=launch)
-
-    def _tensors(self, run: Run) -> tuple[Tensor, Tensor]:
-        """Block by block of the rows, by tensor operations; how many rows a block has changes no bit."""
-        q, v = run.q, run.v
-        out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
-        block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, run.k.shape[-2])))
-        splits = self.tiling.key_tiles(run.k.shape[-2])
-        for first in range(0, q.shape[-2], block):
-            last = min(first + block, q.shape[-2])
-            out[..., first:last, :], lse[..., first:last, :] = through(run, splits, first, partial(Rows, run, first, last))
-        return out, lse
+        return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counters=counted)
 
 
 @dataclass(frozen=True)
@@ -170,18 +156,12 @@ class TiledBackward(GradientsOverTiles):
         delta = steps.delta("weigh output", do.clone(), out) if self.recompute.reads_output else run.delta()
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
-        launch = KernelLaunch(COMPILED if backward_unsupported_reason(run) is None else "")
-        if launch.name:
-            from numdev.attention.compiled.run import gradients  # as above
-
-            dq, dk, dv = gradients(run, delta, counters)
-        else:
-            dq, dk, dv = run.gradients(delta, counters)
+        dq, dk, dv = run.gradients(delta, counters)
         steps.at(END, 0, 0)
         dq, dk = steps.scale("scale dq", dq, run.factor), steps.scale("scale dk", dk, run.factor)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         counted = {} if counters is None else counters.summary()
-        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counters=counted, launch=launch)
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counters=counted)
 
     def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
         """Of query tiles and KV tiles of grouped heads, in their order."""

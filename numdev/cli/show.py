@@ -21,7 +21,7 @@ from numdev.cli.progress import output
 from numdev.measurement.deviation.measurement import COUNTERS
 from numdev.measurement.speed.columns import FOLLOWING, derived
 from numdev.report.statistics import Interval, mean, ratio, significant
-from numdev.results.record import Record, Rows, Status, Use, points_by_kernel, summary
+from numdev.results.record import Record, Rows, Status, Use, summary
 from numdev.results.study import Outcome
 
 _SIZE = "problem.n"
@@ -147,11 +147,10 @@ def row(record: Record, *, already: bool) -> dict[str, str]:
 
 
 def outcome(name: str, done: Outcome) -> Text:
-    """The result of a run of a study, in one line; of compiled code of numdev it names how many points it ran."""
+    """The result of a run of a study, in one line."""
     parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
     if done.skipped:
         parts.append(f"{done.skipped} already there")
-    parts += [f"{count} by {kernel}" for kernel, count in points_by_kernel(done.kernels).items()]
     ended = Counter(status for _, status, _ in done.failures)
     parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
     count = done.measured + done.skipped

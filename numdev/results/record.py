@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum
 from functools import lru_cache
@@ -240,15 +239,3 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
     quantile: Callable[[int, float], Any] = stdtrit
     return float(quantile(freedom, 0.5 + confidence / 2))
-
-
-def points_by_kernel(kernels: Iterable[str]) -> dict[str, int]:
-    """How many points each compiled kernel of numdev ran, from the kernels that their records state: `{"numdev compiled": 12}`.
-
-    A point whose replicates ran by several counts for each. Kernels of others and tensor operations are left out.
-    """
-    counts: Counter[str] = Counter()
-    for kernel in kernels:
-        names = (part.split()[:2] for part in kernel.split("; "))  # launch settings follow the name
-        counts.update(sorted({" ".join(name) for name in names if name[:1] == ["numdev"]}))
-    return dict(counts)

@@ -98,13 +98,12 @@ class Shard:
 
 @dataclass(frozen=True)
 class PointEnded:
-    """How a point ended, by which kernel, and how long that took now: not at all if its record `was_there`."""
+    """How a point ended, and how long that took now: not at all if its record `was_there`."""
 
     status: Status
     reason: str
     seconds: float = 0.0
     was_there: bool = True
-    kernel: str = ""
 
 
 @dataclass
@@ -115,14 +114,12 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0.0
     failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
-    kernels: list[str] = field(default_factory=list)  # of each point, as its record has it
 
     def add(self, point: StudyPoint, ended: PointEnded) -> None:
         """Count one more point."""
         self.skipped += ended.was_there
         self.measured += not ended.was_there
         self.seconds += ended.seconds
-        self.kernels.append(ended.kernel)
         if ended.status is not Status.OK:
             self.failures.append((point.text(), ended.status, ended.reason))
 
@@ -192,7 +189,7 @@ def stored(store: Store, key: str) -> PointEnded | None:
     record = store.get(key)
     if record is None or record.status not in DONE:
         return None
-    return PointEnded(record.status, record.reason, kernel=record.kernel)
+    return PointEnded(record.status, record.reason)
 
 
 def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
@@ -207,4 +204,4 @@ def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: 
             record = bench.without_figures(point.parts, Status.ERROR, str(error))
     store.put(record)
     shutil.rmtree(store.work(key), ignore_errors=True)
-    return PointEnded(record.status, record.reason, record.seconds, was_there=False, kernel=record.kernel)
+    return PointEnded(record.status, record.reason, record.seconds, was_there=False)

@@ -23,10 +23,8 @@ from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.arithmetic.microscale import Microscaled
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention import instrumented, recurrence
-from numdev.attention.accepts import ALL, MASK, TILING, Accepts
-from numdev.attention.compiled import rules
-from numdev.attention.compiled.rules import COMPILED
+from numdev.attention import instrumented
+from numdev.attention.accepts import ALL, MASK, Accepts
 from numdev.attention.differentiable import Backward
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
@@ -34,18 +32,14 @@ from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper.launch import refusal
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.mask import Mask
-from numdev.attention.path import Path, by
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, OutputForDelta, Recompute, ScaleOn, SumOver
-from numdev.attention.steps import Steps
-from numdev.attention.tiled import Tiled, TiledBackward
+from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Products, Triton, TritonBackward
 from numdev.errors import Unsupported
 from tests.attention.test_instrumented import both, saved_whole, whole
 from tests.cases import draw, draw_all, lse_of, on
-
-pytestmark = pytest.mark.xdist_group("compiled")  # compiled once, by one worker
 
 SIZES = (1, 2, 1, 5, 11, 8)
 
@@ -143,47 +137,6 @@ def try_all(lists: list[Accepts], run: Callable[..., Drawn], turns: int) -> None
     assert not [each for accepts, seen in zip(lists, tried, strict=True) for each in untried(accepts, seen)]
 
 
-def by_both(variant: Tiled | TiledBackward, turn: int, mask: Mask) -> Drawn:
-    """By compiled passes and by tensor operations, on a problem of the turn; scores from small to overflowing."""
-    if variant.precision.is_random:  # a condition beside the list: the random numbers of a step depend on those before it
-        variant = replace(variant, precision=variant.precision.with_step(inputs="bf16", output="bf16"))
-    chance = random.Random(turn)
-    sizes = SIZES
-    if turn % 2:
-        mask = replace(mask, key_lengths=None)
-        sizes = (
-            chance.choice((1, 2)),
-            *chance.choice(((2, 1), (4, 2), (1, 1))),
-            chance.randint(1, 40),
-            chance.randint(1, 70),
-            13,
-        )
-    spread = chance.choice((1.0, 0.1, 4.0, 1e4))
-    inputs = variant.round_inputs(*(draw if isinstance(variant, Tiled) else draw_all)(sizes, turn, spread))
-    if not all(bool(x.isfinite().all()) for x in inputs):
-        mask = Mask()
-    with by(Path.TENSORS):
-        expected = variant(*inputs, mask, 0.3)
-    with by(Path.COMPILED):
-        got = variant(*inputs, mask, 0.3)
-    assert (expected.kernel, got.kernel, got.counters) == ("", COMPILED, expected.counters)
-    return got.tensors(), expected.tensors()
-
-
-def test_compiled() -> None:
-    pytest.importorskip("numba")
-    listed, backward = rules._RUN.listed, rules._BACKWARD.listed
-    forward = Tiled(Precision.parse("kernel_bf16"))
-    lists = [listed["steps"].listed["precision"], TILING, listed["softmax"], listed["mask"]]
-    try_all(lists, lambda turn, *values: by_both(Tiled(*values[:3]), turn, values[3]), 30)
-
-    def gradients(turn: int, precision: BackwardPrecision, recompute: Recompute, mask: Mask) -> Drawn:
-        tiling = Tiling(*((4, 5), (16, 16), (50, 7))[turn % 3], list(Order)[turn % len(Order)])
-        return by_both(TiledBackward(forward, precision, tiling, recompute), turn, mask)
-
-    try_all([backward["steps"].listed["precision"], backward["recompute"], backward["mask"]], gradients, 24)
-
-
 def test_instrumented(device: str) -> None:
     """Inputs of which every product, sum and exponential is exact, as in `test_instrumented`; LSE, a logarithm, is left out.
 
@@ -252,20 +205,10 @@ TRITON = Triton(br=16, bc=16, kernel=Kernel.PORTABLE)
 TRITON_BACKWARD = TritonBackward(Triton(), br=16, bc=16, kernel=Kernel.PORTABLE)
 
 
-def by_rules(variant: Any, mask: Mask) -> str | None:
-    """The reason by which the rules of the compiled passes refuse a run, which then goes by tensor operations."""
-    reasons: list[str | None] = []
-    name = "backward_unsupported_reason" if isinstance(variant, Backward) else "unsupported_reason"
-    rule = getattr(rules, name)
-    with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(f"numdev.attention.tiled.{name}", lambda *run: reasons.append(rule(*run)) or "none runs")
-        variant(*(x.float() for x in inputs_of(variant)), mask, 0.3)
-    return reasons[0]
-
-
 def automatic(kernel: Instrumented, mask: Mask) -> str | None:
-    with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("numdev.attention.instrumented.is_on_gpu", lambda x: True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(instrumented, "is_on_gpu", lambda x: True)
+        patch.setattr(instrumented, "_FEWEST_TILES", 1)
         return kernel_refusal(kernel, *draw(SIZES), mask, 0.3, None)
 
 
@@ -287,8 +230,6 @@ def hopper(settings: Any, mask: Mask) -> str | None:
 
 
 PATHS: list[tuple[Callable[[Any, Mask], str | None], Any]] = [
-    (by_rules, Tiled(PLAIN, Tiling(16, 16), SOFTMAX)),
-    (by_rules, TiledBackward(Exact(), *OF_BACKWARD)),
     *((automatic, replace(KERNEL, precision=policy)) for policy in (PLAIN, QUANTISED, LISTED)),
     *((by_name, variant) for variant in (KERNEL, KERNEL_BACKWARD, TRITON, TRITON_BACKWARD)),
     (hopper, Triton()),
@@ -300,10 +241,9 @@ PATHS: list[tuple[Callable[[Any, Mask], str | None], Any]] = [
 def test_a_field_that_is_added_is_refused_unless_it_has_its_default(
     path: Callable[[Any, Mask], str | None], variant: Any, device: str
 ) -> None:
-    """But for formats and forward passes, and for the tiling of `TiledBackward`, of which a path gets the order alone."""
-    shared = {"fmt", "forward"} | ({"tiling"} if isinstance(variant, TiledBackward) else set())
+    """But for formats and forward passes."""
     for place in places(variant):
-        if place and place[0] not in shared:
+        if place and place[0] not in ("fmt", "forward"):
             assert "novelty" in str(path(grown(variant, place, 1), Mask())), place
             assert path is by_name or path(grown(variant, place, 0), Mask()) is None, place
     assert "novelty" in str(path(variant, grown(Mask(), (), 1)))
@@ -354,8 +294,9 @@ def test_what_a_kernel_does_not_implement_is_refused_by_name(variant: Any, setti
         variant(*on(device, inputs), Mask())
     assert error.value.field == setting
     if isinstance(variant, Instrumented):
-        with by(Path.COMPILED), pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
             patch.setattr(instrumented, "is_on_gpu", lambda x: True)
+            patch.setattr(instrumented, "_FEWEST_TILES", 1)
             reason = str(kernel_refusal(variant, *inputs, Mask(), None, None))
         assert any(word in reason for word in (setting, "stochastically", "problem.head_dim"))
 
@@ -382,36 +323,22 @@ def by_kernel(tensors: Inputs, mask: Mask, scale: float | None = None, count: bo
     return kernel_refusal(KERNEL, *tensors, mask, scale, count) or ""
 
 
-def by_passes(tensors: Inputs, mask: Mask, precision: Precision = PLAIN) -> str:
-    """Why a run goes without compiled passes."""
-    q, k, v = (x.to(precision.carrier)[:, :, None] for x in tensors)
-    run = recurrence.Run(Steps.of(precision, 20), OnlineSoftmax(), q, k, v, mask, 0.5, None)
-    return rules.unsupported_reason(run, Tiling()) or ""
-
-
-@pytest.mark.usefixtures("on_any_device")
-@pytest.mark.parametrize("path", [by_kernel, by_passes])
-def test_what_a_run_decides_for_any_path(path: Callable[[Inputs, Mask], str]) -> None:
-    pytest.importorskip("numba")
+@pytest.mark.usefixtures("always")
+def test_what_a_run_decides() -> None:
     q, k, v = INPUTS
     wild, trained = v.clone(), k.clone().requires_grad_()
     wild[..., 3, 2] = math.inf
-    with by(Path.COMPILED):
-        assert path((q, k, v), CAUSAL) == path((q, k, wild), Mask()) == ""
-        assert "finite" in path((q, k, wild), CAUSAL)
-        assert "differentiate" in path((q, trained, v), Mask())
-        with torch.no_grad():
-            assert path((q, trained, v), Mask()) == ""
-    with by(Path.TENSORS):
-        assert "asked for" in path((q, k, v), Mask())
-    assert "short" in path((q, k, v), Mask())
+    assert by_kernel((q, k, v), CAUSAL) == by_kernel((q, k, wild), Mask()) == ""
+    assert "finite" in by_kernel((q, k, wild), CAUSAL)
+    assert "differentiate" in by_kernel((q, trained, v), Mask())
+    with torch.no_grad():
+        assert by_kernel((q, trained, v), Mask()) == ""
+    for why, count, scale in (("counted", True, None), ("emulation", False, None), ("problem.scale", None, -1.0)):
+        assert why in by_kernel(INPUTS, Mask(), scale, count)
 
 
 @pytest.mark.usefixtures("on_any_device")
-def test_what_a_run_decides_for_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    with by(Path.COMPILED):
-        for why, count, scale in (("counted", True, None), ("emulation", False, None), ("problem.scale", None, -1.0)):
-            assert why in by_kernel(INPUTS, Mask(), scale, count)
+def test_what_decides_for_tensor_operations_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
         with monkeypatch.context() as patch:
             patch.setattr(instrumented, name, least + 1)
@@ -422,10 +349,6 @@ def test_what_a_run_decides_for_one_path(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "not installed" in by_kernel(INPUTS, Mask())
     monkeypatch.undo()
     assert "not on a GPU" in by_kernel(INPUTS, Mask())
-    monkeypatch.setattr(rules, "_FEWEST_SCORES", 1)
-    assert "as fast" in by_passes(INPUTS, Mask(), Precision.parse("kernel_bf16"))
-    monkeypatch.setattr(rules, "find_spec", lambda name: None)
-    assert "numba is not installed" in by_passes(INPUTS, Mask())
 
 
 @pytest.mark.usefixtures("always")
@@ -449,16 +372,12 @@ def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str, 
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("path", [None, Path.COMPILED, Path.TENSORS])
-def test_a_record_names_what_computed_it(path: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_a_record_names_what_computed_it(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The instrumented kernel counts nothing."""
-    pytest.importorskip("numba")
-    if path is not None:
-        monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: False)
+    monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: on_gpu)
     problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=16, head_dim=8))
-    with by(path or Path.FASTEST):
-        record = nd.measure(problem, Tiled(PLAIN, Tiling(16, 16)), seeds=2, device="cpu")
-    kernel = "numdev instrumented br=64 bc=16" if path is None else COMPILED if path is Path.COMPILED else ""
-    assert record.kernel.startswith(kernel)
-    assert bool(record.kernel) == bool(kernel)
-    assert (record.table("counters") == [{"seed": 0}, {"seed": 1}]) == (path is None)
+    record = nd.measure(problem, Tiled(PLAIN, Tiling(16, 16)), seeds=2, device="cpu")
+    assert record.kernel.startswith("numdev instrumented br=64 bc=16" if on_gpu else "")
+    assert bool(record.kernel) == on_gpu
+    assert (record.table("counters") == [{"seed": 0}, {"seed": 1}]) == on_gpu

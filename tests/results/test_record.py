@@ -30,7 +30,7 @@ from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.measurement.deviation.measurement import COLUMNS
-from numdev.results.record import Record, Status, Summary, describe, key_of, points_by_kernel, summary
+from numdev.results.record import Record, Status, Summary, describe, key_of, summary
 from tests.cases import U64
 
 PROBLEM = Problem(Sink(3.0), Shape(2, 4, 2, 8, 9, 16), Mask(True, 5, (3, 9)), scale=0.5)
@@ -211,13 +211,3 @@ def test_text_shows_the_chief_figures_and_the_reason() -> None:
     assert lines[2].split() == ["variant", "out", "golden", "2", "2", "2", "2", "2"]
     failed = record(status=Status.ERROR, reason="TypeError: <class 'X'> & <b>")
     assert repr(failed) == "Record(error: TypeError: <class 'X'> & <b>; 0 seeds, 0.00 s)"
-
-
-def test_points_are_counted_by_the_kernel_without_launch_settings() -> None:
-    """A point by several kernels counts for each; kernels of others and tensor operations do not count."""
-    several = (
-        "numdev instrumented br=64 bc=32 warps=4 stages=2; numdev instrumented br=64 bc=32 warps=4 stages=1; numdev compiled"
-    )
-    kernels = ["numdev compiled", "", "numdev compiled; ", several, "pytorch_flash::flash_fwd_kernel numdev", "cudnn; numdev"]
-    assert points_by_kernel(kernels) == {"numdev compiled": 3, "numdev instrumented": 1, "numdev": 1}
-    assert points_by_kernel(["", "cudnn"]) == {}

@@ -22,7 +22,7 @@ from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.wording import Words, circumstances
 from numdev.report.studies.registry import CHAPTERS, WORDS, Chapter, chapter_of, words_of
 from numdev.report.studies.speed import frame, latest, of_attention
-from numdev.results.record import Use, points_by_kernel
+from numdev.results.record import Use
 
 WIDEST = 481.89  # points between the margins of a page: a figure is printed as large as it is drawn
 _HIGHEST = 370.0  # points that the findings leave on the first page
@@ -101,7 +101,6 @@ def context(parts: Sequence[Part], markup: Markup) -> dict[str, Any]:
         "headline": _headline(sections, words.headlines),
         "absent": [chapter.title for chapter in known if chapter not in named] if named else [],
         "sections": sections,
-        "compiled": _compiled_code(wholes),
         "methods": [words.methods for words in own if words.methods],
         "rules": [list(rule) for rule in dict.fromkeys((*rules(), *(rule for words in own for rule in words.rules)))],
         "compares": bool(shipped),
@@ -312,14 +311,6 @@ def command(results: Results, study: str) -> str:
     devices = {"cpu" if results.environments[int(i)]["device"] == "cpu" else "cuda" for i in numbers}
     device = "".join(f" device={name}" for name in sorted(devices))
     return " && ".join(f"{each}{device}" for each in line.split(" && "))
-
-
-def _compiled_code(wholes: Sequence[Results]) -> str:
-    """How many points ran by compiled code of numdev, as plain text; empty where none did."""
-    known = (whole.points.drop_duplicates("key").get("kernel", pd.Series()) for whole in wholes)
-    counted = points_by_kernel(kernel for kernels in known for kernel in kernels.fillna(""))
-    ran = _listed([f"{count} ran by {kernel}" for kernel, count in counted.items()])
-    return f"Of {points_of(wholes)} points {ran}, as the column kernel of the tables says." if counted else ""
 
 
 def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:

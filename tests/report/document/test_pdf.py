@@ -113,18 +113,14 @@ def test_figures_and_tables_stand_once_with_captions_in_one_sequence_of_numbers(
     assert len(queried("outline")) == 1
 
 
-def test_the_context_counts_kernels_merges_claims_and_keeps_the_command(report: Report) -> None:
+def test_the_context_merges_claims_and_keeps_the_command(report: Report) -> None:
     results = report.part.results
-    points = results.points.copy()
-    points["kernel"] = ["numdev fused", "numdev instrumented br=64 bc=16", *[""] * (len(points) - 2)]
     manifest = results.manifests["fig3"] | {"command": "numdev measure study=fig3 'problem.key_lengths=[3,4]'"}
-    changed = replace(results, points=points, manifests={"fig3": manifest})
+    changed = replace(results, manifests={"fig3": manifest})
     assert command(changed, "fig3") == f"{manifest['command']} device=cpu"
     first = report.part.claims[0]
     failed = {scenario: replace(finding, figure="another") for scenario, finding in first.findings.items()}
     shown = context([Part(changed, (first, replace(first, study="fig4", findings=failed)))], TYPST)
-    ran = "1 ran by numdev fused and 1 ran by numdev instrumented"
-    assert shown["compiled"] == f"Of {points['key'].nunique()} points {ran}, as the column kernel of the tables says."
     (claim,) = shown["claims"]
     assert [chief["figure"] for chief in claim["chief"]][len(first.chief) :] == ["another"] * len(first.chief)
     (facts,) = results.environments
@@ -147,7 +143,6 @@ def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     results = load(store)
     whole = context([Part(results)], TYPST)
-    assert whole["compiled"] == ""
     (table,) = whole["sections"][0]["tables"]
     assert [row[0] for row in table["rows"]] == [f"normal precision={p}" for p in precisions]
     assert [row[3] for row in table["rows"]] == ["", ""]  # it has no baseline

@@ -58,11 +58,11 @@ from .errors import Unsupported as Unsupported
 from .explorer import explore as explore
 from .measurement.deviation.metrics import Deviation as Deviation
 from .measurement.deviation.sample import wasserstein as wasserstein
-from .report.offered import element_errors as element_errors
-from .report.offered import error_histogram as error_histogram
-from .report.offered import error_map as error_map
-from .report.offered import load as load
-from .report.offered import plot as plot
+from .report.figures.elements import element_errors as element_errors
+from .report.figures.elements import error_histogram as error_histogram
+from .report.figures.elements import error_map as error_map
+from .report.figures.plot import plot as plot
+from .report.reading.view import load as load
 from .results.record import Record as Record
 from .results.record import Status as Status
 from .results.store import Store as Store

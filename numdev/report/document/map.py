@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from numdev.report.document.export import to_csv
-from numdev.report.figures.elements import COLUMN, ROW, histogram_of, map_of
+from numdev.report.figures.elements import COLUMN, ROW, error_histogram, error_map
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.statistics import significant
 from numdev.results.files import write_atomically
@@ -28,7 +28,10 @@ def write_figures(elements: pd.DataFrame, title: str, out: Path, suffix: str = "
         StoreError: if a file cannot be written.
     """
     files: dict[Path, bytes] = {}
-    drawn = (map_of(elements, title, reference), _MAP.format(reference=reference)), (histogram_of(elements, title), _HISTOGRAM)
+    drawn = (
+        (error_map(elements, title, reference), _MAP.format(reference=reference)),
+        (error_histogram(elements, title), _HISTOGRAM),
+    )
     for name, (figure, alt) in zip(("error_map", "error_histogram"), drawn, strict=True):
         caption = f"{name.replace('_', ' ').capitalize()}: {' '.join(title.split())}"
         files |= {out / f"{name}{suffix}.png": to_png(figure), out / f"{name}{suffix}.svg": to_svg(figure, caption, alt)}

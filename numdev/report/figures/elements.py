@@ -38,7 +38,14 @@ _SHIFTS = {"golden": -0.21, "golden_same_inputs": 0.21}  # of the errors of one 
 
 
 def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "rows columns"], fmt: Format) -> pd.DataFrame:
-    """See `numdev.report.offered.element_errors`."""
+    """One row per element of an output, in the order of its rows and columns.
+
+    Columns: `row`, `column`, `reference` r, `error` D = x - r, `error_u` D / (u max |r|) and `error_ulp`
+    D / ulp(r), the last two in the format `fmt`, whose name is `format`. NaN and Inf stay what they are.
+
+    Raises:
+        BadInput: if the shapes differ or are empty.
+    """
     if x.shape != reference.shape or x.numel() == 0:
         raise BadInput("reference", tuple(reference.shape), f"give the shape of x, {tuple(x.shape)}, not empty")
     x, reference = x.double().cpu(), reference.double().cpu()
@@ -56,8 +63,12 @@ def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "r
 
 
 @laid_out
-def map_of(elements: pd.DataFrame, title: str, reference: str) -> Figure:
-    """See `numdev.report.offered.error_map`."""
+def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden") -> Figure:
+    """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
+
+    The colours end at the 98th percentile of `|D|`. A ring marks the largest `|D|`; NaN and Inf are black. `title`, such as the
+    policy in words, is written above; `reference` is what r is called.
+    """
     figure = page(2.3)
     axes = figure.add_subplot()
     image = _map(axes, elements, _end_of(elements["error_u"].to_numpy()))
@@ -71,8 +82,12 @@ def map_of(elements: pd.DataFrame, title: str, reference: str) -> Figure:
 
 
 @laid_out
-def histogram_of(elements: pd.DataFrame, title: str) -> Figure:
-    """See `numdev.report.offered.error_histogram`."""
+def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
+    """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
+
+    A grey band marks +- 1/2 ulp, within which golden rounded once to nearest lies. The axis ends at the 98th percentile.
+    `title`, such as the policy in words, is written above.
+    """
     error = elements["error_ulp"].to_numpy()
     end = max(1.0, _end_of(error))
     figure = page(2.1)

@@ -35,7 +35,7 @@ from numdev.report.figures.marks import (
 from numdev.report.figures.theme import BASELINE, FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL, TILED, freeze, styled
 from numdev.report.reading.frames import COMPARISON, DEFAULTS
 from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, SCENARIO, TITLE, compared
-from numdev.report.reading.view import Shown, View, is_numeric, shown, spoken, view_of
+from numdev.report.reading.view import Shown, View, is_numeric, of_shadow, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
 from numdev.report.statistics import Interval
 
@@ -68,6 +68,36 @@ class Plot:
     def lacks(self, rows: pd.DataFrame) -> list[str]:
         """The labels that the figure needs and the rows lack."""
         return [name for name in self.needs if f"{LABEL}{name}" not in rows or rows[f"{LABEL}{name}"].isna().all()]
+
+
+def plot(
+    frame: pd.DataFrame | Sequence[Mapping[str, Any]],
+    x: str | None = None,
+    y: str | None = None,
+    colour: str | Sequence[str] | None = None,
+    facet: str | Sequence[str] | None = None,
+    reference: str | None = None,
+) -> Figure:
+    """A metric of results over one column, a line for each value of another, a panel for each value of a third.
+
+    Means over seeds, geometric where all values are positive, with their 95 % confidence intervals. Numbers on x are joined by
+    lines, anything else is dots. What is left out is chosen by what differs in the table. A name is that of the command line,
+    such as `problem.n` or `precision`, or a column of the table, such as `variant.tiling.bc`, `subject` or `reference`.
+
+    Args:
+        frame: of `numdev.load`, or part of it; or the rows of `numdev.shadow`, whose heads are the replicates.
+        x: what the metric is drawn over.
+        y: the metric: `rmse` of the primary output, `lse.rmse` of the output `lse`, `latency` of speed.
+        colour: what the lines differ in; a list of names is their combinations.
+        facet: what the panels differ in, likewise.
+        reference: what the metric is taken against: `golden` unless given, `golden_same_inputs` or `baseline`.
+
+    Raises:
+        BadInput: for a name that the table does not have, with similar ones, and for more lines or panels than can be told apart.
+    """
+    frame = frame if isinstance(frame, pd.DataFrame) else of_shadow(frame)
+    view = {"x": x, "y": y, "colour": colour, "facet": facet, "reference": reference}
+    return plot_of(frame, view)(frame)
 
 
 _LOG_FROM = 8.0

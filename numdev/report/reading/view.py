@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation.metrics import NONFINITE
 from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
+from numdev.report.reading import frames
 from numdev.report.reading.columns import configured, meaning, settings
 from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, places_of
 from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE
 from numdev.results.record import Column
+from numdev.results.store import Store
 
 WORDS, UNITS, CHIEF, FACTS, LABELS, PLACES = "words", "units", "chief", "facts", "labels", "places"
 """In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column; of a kind of the user's own its
@@ -85,6 +88,25 @@ class Shown:
     def lines(self) -> tuple[str, ...]:
         """The columns that tell the lines of a panel apart."""
         return *self.colour, *self.split
+
+
+def load(results: str | Path = "results", studies: str | Sequence[str] | None = None) -> pd.DataFrame:
+    """Everything that a folder of results holds, as one tidy table: studies, sweeps and single points.
+
+    A row is one replicate of one comparison: of a deviation the subject (`variant` or `baseline`), the output and the reference
+    (`golden`, `golden_same_inputs` or `baseline`), with every metric; of speed one timed replicate. Beside the metrics stand the
+    columns of its point: `study`, `scenario`, every setting with its dotted name, such as `problem.shape.keys`, and as
+    `label.<name>` what the study or the command line states, such as `label.problem.n`. A baseline stands beside each point of
+    its problem.
+
+    Args:
+        results: the folder, as `results=` of the commands names it.
+        studies: the name of a study or sweep, or several; all unless given.
+
+    Raises:
+        BadInput: if the folder holds no results, or not those asked for.
+    """
+    return tidy(frames.load(Store(Path(results)), [studies] if isinstance(studies, str) else studies))
 
 
 def parsed(plot: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import NONFINITE, Deviation
-from numdev.report.figures.elements import Axis, Side, element_errors, side_by_side
+from numdev.report.figures.elements import Axis, Side, element_errors, error_histogram, error_map, side_by_side
 from numdev.report.figures.theme import to_png
-from numdev.report.offered import error_histogram, error_map
 from tests.report.printed import assert_inside
 
 

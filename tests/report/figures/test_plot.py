@@ -12,8 +12,7 @@ import pytest
 
 from numdev.errors import BadInput
 from numdev.measurement.deviation.metrics import NONFINITE
-from numdev.report.figures.plot import POINTS, default_of, plot_of
-from numdev.report.offered import plot
+from numdev.report.figures.plot import POINTS, default_of, plot, plot_of
 from numdev.report.reading.view import View, usual, view_of
 
 

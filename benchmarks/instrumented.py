@@ -2,7 +2,7 @@
 
     python -m benchmarks.instrumented
 
-N = 16,384, d = 64, 16 heads, tiles of 64 x 64; exp2; inputs as each holds them; `numdev.measurement.speed.timing`.
+N = 16,384, d = 64, 16 heads, tiles of 64 x 64; exp2; inputs as each holds them; `numdev.measurement.speed`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Kernel, Triton
-from numdev.measurement.speed.timing import Budget, timed
+from numdev.measurement.speed import Budget, timed
 
 N, D, HEADS = 16384, 64, 16
 DEVICE = torch.device("cuda")

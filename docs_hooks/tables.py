@@ -208,9 +208,9 @@ def _is_plain(key: str, value: object) -> bool:
 def columns() -> Iterator[str]:
     """The data dictionary of every kind of measurement, by kind of column."""
     from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
-    from numdev.measurement.deviation.measurement import COMPARISON, DIRECTIONS
-    from numdev.measurement.deviation.metrics import METRICS
-    from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
+    from numdev.measurement.deviation import COMPARISON, DIRECTIONS
+    from numdev.measurement.metrics import METRICS
+    from numdev.measurement.speed import FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
     from numdev.training import weights as training
     from numdev.training.operation import TRAINING
@@ -222,7 +222,7 @@ def columns() -> Iterator[str]:
         "Metrics of a deviation": [*METRICS],
         "Metrics of the error of a gradient": [column.name for column in DIRECTIONS],
         "Counters": [*counters],
-        "Speed": [*MEASURED, *COUNTED, *FOLLOWING],
+        "Speed": [*MEASURED, *FOLLOWING],
         "Of a row, a point, a claim or a comparison": [column.name for column in COMPARISON] + [*known.FIXED],
         "Settings: problem": [name for name in settings if name.startswith("problem.")],
         "Settings: what is measured": [name for name in settings if name.startswith("variant.")],

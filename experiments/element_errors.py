@@ -15,7 +15,7 @@ import torch
 
 import numdev as nd
 from numdev.attention.operation import ATTENTION
-from numdev.measurement.deviation.measurement import Place, head_of
+from numdev.measurement.deviation import Place, head_of
 from numdev.report.document.export import to_csv
 from numdev.report.document.map import write_figures
 from numdev.report.figures.elements import element_errors

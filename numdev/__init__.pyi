@@ -56,8 +56,8 @@ from .errors import BadInput as BadInput
 from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported
 from .explorer import explore as explore
-from .measurement.deviation.metrics import Deviation as Deviation
-from .measurement.deviation.sample import wasserstein as wasserstein
+from .measurement.metrics import Deviation as Deviation
+from .measurement.metrics import wasserstein as wasserstein
 from .report.figures.elements import element_errors as element_errors
 from .report.figures.elements import error_histogram as error_histogram
 from .report.figures.elements import error_map as error_map

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -13,13 +11,9 @@ from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.operation import Measurable
 from numdev.measurement.runner import CACHE_BYTES, Runner
-from numdev.measurement.speed.measurement import Speeds
-from numdev.measurement.speed.timing import Budget
-from numdev.measurement.speed.traffic import Traffic
-from numdev.results.environment import resolve_device
 from numdev.results.record import Record
 
 
@@ -64,24 +58,6 @@ class Bench(Runner):
             BadInput: for a device that is not there.
         """
         super().__init__(Deviations(replace(ATTENTION, golden=golden or Exact())), device, cache_bytes)
-
-
-def speed_bench(
-    device: str = "auto",
-    budget: Budget | None = None,
-    *,
-    counters: bool = False,
-    tell: Callable[[str], object] = warnings.warn,
-) -> Runner:
-    """Times attention on a device, one variant at a time.
-
-    With `counters` the GPU's counters are read too; `tell` gets a sentence where they cannot, and the rest is measured.
-
-    Raises:
-        BadInput: for a device that does not exist, and for counters that cannot be read.
-    """
-    traffic = Traffic(ATTENTION, resolve_device(device), tell) if counters else None
-    return Runner(Speeds(ATTENTION, budget or Budget(), traffic), device)
 
 
 @lru_cache(maxsize=2)

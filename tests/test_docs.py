@@ -140,14 +140,14 @@ def test_the_ends_of_a_column_are_those_of_the_selected_rows() -> None:
 
 def test_every_setting_and_every_metric_is_in_the_reference() -> None:
     from numdev.cli.schema import settings
-    from numdev.measurement.deviation.metrics import DIRECTED, METRICS
-    from numdev.measurement.speed.columns import COUNTED, MEASURED
+    from numdev.measurement.metrics import DIRECTED, METRICS
+    from numdev.measurement.speed import MEASURED
     from numdev.training.weights import METRICS as OF_WEIGHTS
 
     messages = "\n".join(tables.settings())
     assert [name for name in settings() if f"| `{name}` |" not in messages] == []
     messages = "\n".join(tables.columns())
-    names = [*METRICS, *DIRECTED, *MEASURED, *COUNTED, *OF_WEIGHTS]
+    names = [*METRICS, *DIRECTED, *MEASURED, *OF_WEIGHTS]
     assert [name for name in names if f"| `{name}` |" not in messages] == []
 
 

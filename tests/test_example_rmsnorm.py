@@ -16,7 +16,7 @@ import torch
 from numdev import settings
 from numdev.arithmetic.formats import Format
 from numdev.cli import build
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rmsnorm.operation import RMSNORM, Blocked, Eager, Kind, Policy, Problem
 
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.report.document.export import to_csv
 from numdev.report.reading.frames import load

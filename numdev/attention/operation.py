@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from types import MappingProxyType
@@ -72,9 +71,6 @@ class AttentionWorkload(Workload):
     def forget(self) -> None:
         """Releases the dense mask, which may be as large as the scores."""
         dispatch.dense.cache_clear()
-
-    def counting(self) -> AbstractContextManager[None]:
-        return dispatch.unproven()
 
 
 @dataclass(frozen=True)

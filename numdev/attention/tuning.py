@@ -18,7 +18,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
 from numdev.errors import Unsupported
-from numdev.measurement.speed.timing import Budget, timed
+from numdev.measurement.speed import Budget, timed
 
 _TOKENS, _WIDTH = 8192, 2048
 _BUDGET = Budget(0.1, 12, 50)

@@ -49,7 +49,7 @@ from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice
 
 _ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
-_MANNER = (OPERATION, "timing", "counters")  # of what, and how, a point is measured
+_MANNER = (OPERATION, "timing")  # of what, and how, a point is measured
 _OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "workers", "out", "objective", "metrics")
 _OF_OTHERS = ("dry_run", "plot", "output", "head", "seed", "subject", "reference", "format")  # of a figure, and of numdev map
 _SECTION = ("place", "measured", "source", "table", "figures")  # fields of a study's file that the report alone reads

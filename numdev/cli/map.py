@@ -15,7 +15,7 @@ from numdev.cli.compose import Request, overrides_of
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
 from numdev.errors import BadInput, Unsupported, one_of
-from numdev.measurement.deviation.measurement import Place, Subject, head_of
+from numdev.measurement.deviation import Place, Subject, head_of
 from numdev.results.files import refuse_unwritable
 from numdev.results.record import Reference
 from numdev.settings import choice

@@ -28,7 +28,7 @@ from numdev.cli.jobs import Job
 from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
 from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import check_memory
+from numdev.measurement.deviation import check_memory
 from numdev.measurement.runner import Runner
 from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Record, Where

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,15 +13,11 @@ from omegaconf import DictConfig
 from numdev.cli import build
 from numdev.cli.compose import OPERATION, plain
 from numdev.errors import BadInput, one_of
-from numdev.measurement.deviation.measurement import KIND, Deviations
+from numdev.measurement.deviation import KIND, Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Kind, Runner
-from numdev.measurement.speed.columns import FOLLOWING, OF_COUNTED, derived
-from numdev.measurement.speed.measurement import Speeds
-from numdev.measurement.speed.timing import Budget
-from numdev.measurement.speed.traffic import Traffic
-from numdev.results.environment import resolve_device
-from numdev.results.record import Column, Record, Status, Use
+from numdev.measurement.speed import FOLLOWING, Budget, Speeds, derived
+from numdev.results.record import Record, Status, Use
 
 
 def runner(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -> Runner:
@@ -61,8 +57,7 @@ def kind(command: str, cfg: DictConfig, node: Mapping[str, Any] | None = None) -
         return WeightsOverTraining(operation)
     if command != "speed":
         return Deviations(operation)
-    budget = Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most)
-    return Speeds(operation, budget, Traffic(operation, resolve_device(cfg.device), _note) if cfg.counters else None)
+    return Speeds(operation, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))
 
 
 def operation_of(node: Mapping[str, Any] | None) -> Operation:
@@ -83,25 +78,13 @@ def _operation(text: str) -> Operation:
     raise BadInput(OPERATION, node, "it makes no numdev.measurement.operation.Operation; give operation=NAME, an option")
 
 
-def _note(text: str) -> None:
-    from numdev.cli.progress import ERRORS
-
-    ERRORS.print(f"note: {text}", markup=False)
-
-
 def figures(kind: Kind) -> list[str]:
     """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
     table = next(iter(kind.columns.values()))
     own = [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
-    own += [name for name in FOLLOWING if _follows(name, table)]
+    own += FOLLOWING if any(column.name == "latency" for column in table) else []
     outputs = kind.operation.output_names if kind.name == KIND else ()
     return [f"{output}.{name}" for output in outputs for name in own] if outputs else own
-
-
-def _follows(name: str, table: Sequence[Column]) -> bool:
-    """Whether a figure that no record of speed has follows from those that records with these columns have."""
-    needed = "l2_bytes" if name in OF_COUNTED else "latency"
-    return name in FOLLOWING and needed in {column.name for column in table}
 
 
 def comparable(program: str, operation: Operation) -> list[str]:
@@ -140,5 +123,5 @@ def objective(text: str | None, record: Record) -> float | None:
         raise BadInput("objective", text, f"the variant returns no {output}; {one_of(text, known)}")
     if record.status is not Status.OK and any(row.get(count, 1) for row in own for count in ("nan_count", "inf_count")):
         return None  # a figure of the elements that are left, or the time of a wrong result, would win
-    mean = math.fsum((derived(row) if _follows(name, record.primary) else row)[name] for row in own) / len(own)
+    mean = math.fsum((derived(row) if name in FOLLOWING else row)[name] for row in own) / len(own)
     return None if math.isnan(mean) else mean

@@ -77,7 +77,7 @@ class RunConfig:
 
 @dataclass
 class TimingConfig:
-    """`numdev.measurement.speed.timing.Budget`."""
+    """`numdev.measurement.speed.Budget`."""
 
     seconds: float = setting(0.3, "time for all timed calls together, within the least and the most of them", "s")
     least: int = setting(10, "calls that are timed at least", "count")
@@ -89,7 +89,6 @@ class TimedConfig:
     """The settings of `numdev speed` alone."""
 
     timing: TimingConfig = field(default_factory=TimingConfig)
-    counters: bool = setting(False, "count the bytes that calls move too: an NVIDIA GPU with Nsight Compute (ncu)")
     out: str = setting("reports/speed", "folder of the report")
 
 
@@ -113,7 +112,7 @@ class StudiesConfig:
 
 @dataclass
 class MappedConfig:
-    """The head that `numdev map` draws; see `numdev.measurement.deviation.measurement.Place`."""
+    """The head that `numdev map` draws; see `numdev.measurement.deviation.Place`."""
 
     output: str | None = setting(None, "output of the operation, such as out, lse, dq, dk, dv; null is the primary one")
     head: int = setting(0, "head of the output, from 0; those of further batch entries stand behind one another")

@@ -18,8 +18,8 @@ from rich.text import Text
 from numdev.cli import build
 from numdev.cli.compose import Request, written
 from numdev.cli.progress import output
-from numdev.measurement.deviation.measurement import COUNTERS
-from numdev.measurement.speed.columns import FOLLOWING, derived
+from numdev.measurement.deviation import COUNTERS
+from numdev.measurement.speed import FOLLOWING, derived
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.results.record import Record, Rows, Status, Use, summary
 from numdev.results.study import Outcome

@@ -11,7 +11,7 @@ import ipywidgets as widgets
 from numdev.errors import BadInput, NumdevError, one_of
 from numdev.explorer import controls
 from numdev.explorer.view import SHARED, Settings, View, measured
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.metrics import METRICS
 
 if TYPE_CHECKING:
     from numdev.report.figures.elements import Axis

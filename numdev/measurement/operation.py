@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -122,10 +121,6 @@ class Workload:
 
     def forget(self) -> None:
         """Release what the last point left in memory; the next point has another problem."""
-
-    def counting(self) -> AbstractContextManager[None]:
-        """A context in which nothing else uses the GPU's profiler."""
-        return nullcontext()
 
 
 @dataclass(frozen=True)

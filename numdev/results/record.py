@@ -93,7 +93,7 @@ BAD_OUTPUT = (Status.NONFINITE, Status.ZERO, Status.INVALID)
 
 
 class Reference(StrEnum):
-    """The other side of a comparison; `numdev.measurement.deviation.measurement.COMPARISON` explains each."""
+    """The other side of a comparison; `numdev.measurement.deviation.COMPARISON` explains each."""
 
     GOLDEN = "golden"
     GOLDEN_SAME_INPUTS = "golden_same_inputs"

@@ -16,8 +16,7 @@ from torch.autograd.function import once_differentiable
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.errors import BadInput, NumdevError, Unsupported, one_of
-from numdev.measurement.deviation.metrics import compare
-from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.metrics import Sample, compare
 from numdev.results.files import write_atomically
 from numdev.results.store import pack
 from numdev.training.attend import ForwardAlone, Interception, Variant, callers, trainable

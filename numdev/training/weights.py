@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.sample import wasserstein
+from numdev.measurement.metrics import wasserstein
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.files import write_atomically

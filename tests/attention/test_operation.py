@@ -30,12 +30,10 @@ from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COMPARISON, Deviations
+from numdev.measurement import speed as module
+from numdev.measurement.deviation import COMPARISON, Deviations
 from numdev.measurement.runner import Runner
-from numdev.measurement.speed import measurement as module
-from numdev.measurement.speed.columns import MEASURED, of_beside
-from numdev.measurement.speed.measurement import DEVIATIONS, Speeds
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.speed import DEVIATIONS, MEASURED, Budget, Speeds, of_beside
 from numdev.results.record import Record, Status
 
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from numdev.attention.groups import GROUPS
 from numdev.cli import launch, schema
 from numdev.cli.compose import composer, config_folder
 from numdev.cli.main import COMMANDS, main
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.metrics import METRICS
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store

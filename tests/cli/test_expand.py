@@ -15,7 +15,7 @@ from numdev.cli import build
 from numdev.cli.compose import composer, config_folder, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.manifest import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from numdev.cli import show
 from numdev.cli.show import Metrics, PointNames, sentences
-from numdev.measurement.deviation.measurement import COLUMNS, KIND
+from numdev.measurement.deviation import COLUMNS, KIND
 from numdev.results.record import BAD_OUTPUT, Record, Status, Use
 from numdev.results.store import Store
 from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless

@@ -75,7 +75,6 @@ def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
         (("baseline.normalise=end",), "baseline.normalise: only baseline=eager and baseline=uniform have it"),
         (("baseline=uniform",), "baseline: 'Naive' cannot be used; speed is compared between variants"),
         (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
-        (("counters=true",), "counters: True cannot be used; only a GPU counts its traffic, and the device is cpu"),
     ],
 )
 def test_what_cannot_be_used_is_named(numdev: Command, arguments: tuple[str, ...], words: str) -> None:

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from numdev.api import Bench, speed_bench
+from numdev.api import Bench
 from numdev.attention.distributions import Distribution
 from numdev.attention.emulation import baseline_for
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
@@ -23,8 +24,9 @@ from numdev.attention.tiling import Tiling
 from numdev.cli import studies
 from numdev.cli.progress import Progress as Bar
 from numdev.errors import BadInput, StoreError
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
+from numdev.measurement.speed import Speeds
 from numdev.results.record import Record
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
@@ -195,7 +197,7 @@ class TestNumber:
 
     def test_is_one_for_times_and_where_torch_has_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BadInput, match="^workers: 2 cannot be used; they measure deviations, on a CPU"):
-            studies.processes(2, speed_bench("cpu"), [], is_alone=True)
+            studies.processes(2, Runner(Speeds(ATTENTION), "cpu"), [], is_alone=True)
         monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
         assert studies.processes(None, self.BENCH, self.MANY, is_alone=True) == 1
         with pytest.raises(BadInput, match="^workers: 2 .* with one thread each; leave out workers, or OMP_NUM_THREADS"):

@@ -14,7 +14,7 @@ from numdev.attention.precision import Precision
 from numdev.errors import BadInput
 from numdev.explorer import controls
 from numdev.explorer.widgets import Explorer
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.metrics import METRICS
 from numdev.report.figures import elements
 from numdev.report.figures.elements import Side
 from numdev.report.figures.theme import PAGE

@@ -16,7 +16,7 @@ from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem, Shape
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point, Runner
 from numdev.report.document.export import environments, to_csv

@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from rich.console import Console
 from scipy import stats
 
-from numdev.api import speed_bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
+from numdev.attention.operation import ATTENTION
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
-from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.deviation import COLUMNS as DEVIATION
+from numdev.measurement.metrics import METRICS, NONFINITE
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import Budget, Speeds
 from numdev.report.comparison import COLUMNS, COMPARABLE, Criterion, compare, show
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
@@ -341,7 +342,7 @@ class TestCommand:
     def test_speed_is_compared_by_its_own_figures(self, numdev: Command, tmp_path: Path) -> None:
         place = Problem(Distribution(), Shape(queries=8, keys=8, head_dim=8))
         study = Study("toy", "A toy", None, (), (StudyPoint(place, Vanilla(FP32), None, 3, "normal", {"kernel": "vanilla"}),))
-        run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "a"))
+        run(study, Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(tmp_path / "a"))
         slow = Store(tmp_path / "b")
         for made in Store(tmp_path / "a").records():
             rows = [row | {"latency": (3 + 0.01 * i) * row["latency"]} for i, row in enumerate(made.rows)]

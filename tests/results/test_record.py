@@ -29,7 +29,7 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from numdev.measurement.deviation.measurement import COLUMNS
+from numdev.measurement.deviation import COLUMNS
 from numdev.results.record import Record, Status, Summary, describe, key_of, summary
 from tests.cases import U64
 

@@ -20,7 +20,7 @@ from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.measurement.deviation.metrics import METRICS, Deviation
+from numdev.measurement.metrics import METRICS, Deviation
 
 KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
 TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar, TypeVar
@@ -99,25 +98,12 @@ def refusals(field: str, who: str) -> Iterator[None]:
 
 
 _RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler runs once for each in a process
-_PROVING = ContextVar("proving", default=True)
-
-
-@contextmanager
-def unproven() -> Iterator[None]:
-    """Skips the proof of which kernel runs while another profiler owns the GPU; the parent process has proven it."""
-    token = _PROVING.set(False)
-    try:
-        yield
-    finally:
-        _PROVING.reset(token)
 
 
 def proven(run: Callable[[], T], family: str, field: str, key: Hashable, device: torch.device) -> tuple[T, str]:
-    """Runs; returns the result and the name of the kernel, none within `unproven`. Unsupported if it is of another family."""
+    """Runs; returns the result and the name of the kernel. Unsupported if it is of another family."""
     if key in _RAN:
         return run(), _RAN[key]
-    if not _PROVING.get():
-        return run(), ""
     result, names = kernels_of(run, device)
     if not names:
         raise Unsupported(field, f"asked for {family}, and the profiler names no kernel, so which one ran cannot be verified")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.measurement.deviation.measurement import KIND as DEVIATION
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.deviation import KIND as DEVIATION
+from numdev.measurement.metrics import METRICS
 from numdev.report.claims.verdicts import ClaimResult, Verdict, note, rules
 from numdev.report.document.figures import Picture
 from numdev.report.document.tables import bad_outputs, failures, points_table

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from numdev.measurement.deviation.measurement import KIND as DEVIATION
+from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.columns import dictionary, settings
 from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of

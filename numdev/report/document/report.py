@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import KIND as DEVIATION
+from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.document.context import Part
 from numdev.report.document.export import claims_markdown, write_tables

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.metrics import METRICS
 from numdev.report.figures.marks import TITLE, Dot, draw_rows, highest, lowest, page, replicates, swatch
 from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png
 from numdev.report.reading.scenarios import compared

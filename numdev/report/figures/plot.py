@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.metrics import NONFINITE
+from numdev.measurement.metrics import NONFINITE
 from numdev.report.figures.marks import (
     Dot,
     around,

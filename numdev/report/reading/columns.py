@@ -9,11 +9,10 @@ from typing import Any
 
 import pandas as pd
 
-from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
-from numdev.measurement.deviation.measurement import DIRECTIONS
-from numdev.measurement.deviation.measurement import KIND as DEVIATION_KIND
-from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.deviation import COLUMNS as DEVIATION
+from numdev.measurement.deviation import DIRECTIONS
+from numdev.measurement.deviation import KIND as DEVIATION_KIND
+from numdev.measurement.speed import FOLLOWING, MEASURED, Budget
 from numdev.results.record import Column
 from numdev.settings import declared
 
@@ -27,7 +26,7 @@ TIMING = {
     **{(name := f"timing.{one.name}"): Column(name, one.unit, one.text) for one in declared(Budget)},
 }
 SHIPPED = {column.name: column for column in (*DEVIATION, *DIRECTIONS)} | {
-    name: Column(name, *text) for name, text in (MEASURED | COUNTED).items()
+    name: Column(name, *text) for name, text in MEASURED.items()
 }
 """The columns of the kinds that ship with numdev, where no record is at hand."""
 LABELLED = "the point's place on an axis of the study"

@@ -15,11 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION_COLUMNS
-from numdev.measurement.deviation.measurement import COUNTERS
-from numdev.measurement.deviation.measurement import KIND as DEVIATION
-from numdev.measurement.deviation.metrics import METRICS, NONFINITE
-from numdev.measurement.speed.columns import derived
+from numdev.measurement.deviation import COLUMNS as DEVIATION_COLUMNS
+from numdev.measurement.deviation import COUNTERS
+from numdev.measurement.deviation import KIND as DEVIATION
+from numdev.measurement.metrics import METRICS, NONFINITE
+from numdev.measurement.speed import derived
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.results.manifest import Scenario, is_old, scenarios_of
 from numdev.results.record import Column, Record, Use

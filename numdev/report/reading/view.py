@@ -18,8 +18,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from numdev.errors import BadInput, one_of
-from numdev.measurement.deviation.metrics import NONFINITE
-from numdev.measurement.speed.columns import COUNTED, FOLLOWING, MEASURED
+from numdev.measurement.metrics import NONFINITE
+from numdev.measurement.speed import FOLLOWING, MEASURED
 from numdev.report.reading import frames
 from numdev.report.reading.columns import configured, meaning, settings
 from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, places_of
@@ -35,7 +35,7 @@ OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn
 _KEYS = ("x", "y", "colour", "facet", "reference")
 _SEVERAL = ("colour", "facet")  # of which a view may name several
 _OF_A_MARK = (*NONFINITE, "seed", "cluster")  # of which its mean and its interval are made, beside the metric
-_OF_A_CALL = {**MEASURED, **COUNTED, **FOLLOWING}
+_OF_A_CALL = {**MEASURED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
 _MOST_NAMED = 16  # names that an error lists
 _Codes = NDArray[np.int64]

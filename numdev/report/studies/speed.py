@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.metrics import METRICS
 from numdev.report.figures.marks import at_least_a_decade, grid, legend, log_y, plain_ticks, swatch
 from numdev.report.figures.plot import Plot
 from numdev.report.figures.theme import BLACK, GREY, SERIES, SMALL
@@ -118,35 +118,17 @@ def _crossing(pairs: Sequence[tuple[int, float]]) -> dict[str, Any]:
 _PLACE = ("study", "shape", "N", "attention")
 
 
-def _longest(rows: pd.DataFrame, figures: list[str]) -> Iterator[tuple[tuple[str, ...], Mapping[str, float]]]:
-    """At the greatest length of each shape, of each attention: its `_PLACE`, and the medians of some figures."""
+def latest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Medians of speed, memory and deviation at the greatest length of each shape, of each attention, as text."""
+    lines = []
     for place, group in _shapes(rows):
         n = group[N].max()
         for name, own in group[group[N] == n].groupby(NAME, sort=False):
-            medians = {str(k): float(v) for k, v in own[figures].median().items()}
-            yield (str(place["study"]), _titled(place), str(n), str(name)), medians
-
-
-def latest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Speed, memory and deviation at the greatest length of each shape, as text."""
-    lines = []
-    for place, mean in _longest(rows, ["latency", "tflops", "share", "peak_bytes", "rmse"]):
-        figures = (f"{1e3 * mean['latency']:.3g} ms", significant(mean["tflops"], 3), f"{100 * mean['share']:.0f} %")
-        lines.append((*place, *figures, _mebibytes(mean["peak_bytes"]), significant(mean["rmse"], 3)))
+            median = own[["latency", "tflops", "share", "peak_bytes", "rmse"]].median()
+            figures = (f"{1e3 * median['latency']:.3g} ms", significant(median["tflops"], 3), f"{100 * median['share']:.0f} %")
+            where = (str(place["study"]), _titled(place), str(n), str(name))
+            lines.append((*where, *figures, _mebibytes(median["peak_bytes"]), significant(median["rmse"], 3)))
     columns = (*_PLACE, "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
-    return pd.DataFrame(lines, columns=list(columns))
-
-
-def traffic(rows: pd.DataFrame) -> pd.DataFrame:
-    """Bytes by the cost model and by the GPU's counters at the greatest length of each shape, as text; none without counters."""
-    names = ["model_bytes", "l2_bytes", "l2_over_model", "dram_read_bytes", "dram_write_bytes"]
-    lines = []
-    for place, mean in _longest(rows, names) if "l2_bytes" in rows else ():
-        if not math.isnan(mean["l2_bytes"]):
-            model, cache, ratio, read, written = (mean[name] for name in names)
-            times = "" if math.isnan(ratio) else f"{ratio:.2f}"
-            lines.append((*place, _mebibytes(model), _mebibytes(cache), times, _mebibytes(read), _mebibytes(written)))
-    columns = (*_PLACE, "model", "second-level cache", "over model", "memory read", "memory written")
     return pd.DataFrame(lines, columns=list(columns))
 
 
@@ -166,7 +148,6 @@ def crossings(rows: pd.DataFrame) -> pd.DataFrame:
 
 TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "At the greatest length": latest,
-    "Bytes moved at the greatest length, by the cost model and by the GPU's counters": traffic,
     "From which number of keys a tiled algorithm is faster than vanilla attention": crossings,
 }
 """The tables that the report of speed prints, by title."""

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from numdev.measurement.deviation.metrics import NONFINITE
+from numdev.measurement.metrics import NONFINITE
 from numdev.report.claims import verdicts
 from numdev.report.claims.verdicts import ClaimResult, Finding, Verdict, note
 from numdev.report.reading.frames import Results, Rows, load

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from numdev.measurement.deviation.measurement import Deviations
+from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.report.comparison import Change, Criterion, compare, show
 from numdev.report.document.context import Part, context

@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 import typst
 
-from numdev.api import Bench, speed_bench
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import Budget, Speeds
 from numdev.report.document.context import WIDEST, Part, command, context
 from numdev.report.document.pdf import TYPST, escaped, typeset, write_root
 from numdev.report.document.report import make_report
@@ -181,7 +183,7 @@ def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, 
     problem = Problem(Distribution(), SHAPE)
     points = [StudyPoint(problem, variant, None, 1, "normal", {"kernel": name}) for name, variant in variants.items()]
     study = Study("speed_cpu", "On a CPU", None, (), tuple(points), command="numdev speed study=speed_cpu")
-    run(study, speed_bench("cpu", Budget(1e-4, 3, 3)), Store(tmp_path / "results" / "speed"))
+    run(study, Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(tmp_path / "results" / "speed"))
     make_report(tmp_path / "results", tmp_path / "out", ["fig3"], formats=("html",))
     whole = context(documented, TYPST)
     last = whole["sections"][-1]

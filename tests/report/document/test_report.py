@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.metrics import METRICS
+from numdev.measurement.metrics import METRICS
 from numdev.report.document.report import make_report
 from numdev.report.document.tables import MOST_FAILURES, failures
 from numdev.report.reading.columns import meaning

@@ -15,17 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from numdev.api import Bench, speed_bench
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP32
 from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
+from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import Budget, Speeds
 from numdev.report.document.report import make_report
 from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
@@ -53,7 +55,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in (32, 64)
         for q in (n, 1)
     ]
-    outcome = run(Study("toy", "A toy", None, (), tuple(points)), speed_bench("cpu", Budget(1e-4, 3, 3)), Store(path))
+    outcome = run(
+        Study("toy", "A toy", None, (), tuple(points)), Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(path)
+    )
     assert not outcome.has_errors
     return path
 

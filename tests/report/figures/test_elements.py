@@ -15,7 +15,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
-from numdev.measurement.deviation.metrics import NONFINITE, Deviation
+from numdev.measurement.metrics import NONFINITE, Deviation
 from numdev.report.figures.elements import Axis, Side, element_errors, error_histogram, error_map, side_by_side
 from numdev.report.figures.theme import to_png
 from tests.report.printed import assert_inside

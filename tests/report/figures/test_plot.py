@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from numdev.errors import BadInput
-from numdev.measurement.deviation.metrics import NONFINITE
+from numdev.measurement.metrics import NONFINITE
 from numdev.report.figures.plot import POINTS, default_of, plot, plot_of
 from numdev.report.reading.view import View, usual, view_of
 

@@ -23,7 +23,7 @@ from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flex import Flex
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.speed import Budget
 from numdev.report.reading import columns as dictionary
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import Results, flatten, load

@@ -12,8 +12,8 @@ from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COLUMNS as DEVIATION
-from numdev.measurement.deviation.metrics import METRICS, NONFINITE
+from numdev.measurement.deviation import COLUMNS as DEVIATION
+from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
 from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
 from numdev.report.reading.scenarios import LABEL, formats, is_sources, ordered

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.container import ErrorbarContainer
 
-from numdev.measurement.deviation.metrics import NONFINITE
+from numdev.measurement.metrics import NONFINITE
 from numdev.report.claims.verdicts import Verdict
 from numdev.report.studies.backward import LEAST, by_chance, shares
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, FIGURES

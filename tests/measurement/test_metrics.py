@@ -18,8 +18,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
 from numdev.errors import BadInput
-from numdev.measurement.deviation.metrics import METRICS, NONFINITE, Deviation, compare
-from numdev.measurement.deviation.sample import Sample, wasserstein
+from numdev.measurement.metrics import METRICS, NONFINITE, Deviation, Sample, compare, wasserstein
 from tests.cases import U64
 
 INF, NAN = math.inf, math.nan

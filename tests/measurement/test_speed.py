@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from numdev.api import Bench, speed_bench
+from numdev.api import Bench
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Output
 from numdev.attention.distributions import Distribution, Kind
@@ -21,12 +21,10 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.dispatch import InDtype
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.deviation.measurement import COMPARISON
+from numdev.measurement import speed as module
+from numdev.measurement.deviation import COMPARISON
 from numdev.measurement.runner import Runner
-from numdev.measurement.speed import measurement as module
-from numdev.measurement.speed.columns import MEASURED, derived
-from numdev.measurement.speed.measurement import DEVIATIONS
-from numdev.measurement.speed.timing import Budget
+from numdev.measurement.speed import DEVIATIONS, MEASURED, Budget, Speeds, derived
 from numdev.results.record import Record, Status
 
 QUICK = Budget(1e-4, 3, 3)
@@ -40,7 +38,7 @@ def _no_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bench() -> Runner:
-    return speed_bench("cpu", QUICK)
+    return Runner(Speeds(ATTENTION, QUICK), "cpu")
 
 
 def test_every_figure_is_there_and_documented(bench: Runner) -> None:

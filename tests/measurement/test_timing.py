@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.errors import BadInput
-from numdev.measurement.speed import timing
-from numdev.measurement.speed.timing import Budget, fills_to_outlast, peak_bytes, timed
+from numdev.measurement import speed as timing
+from numdev.measurement.speed import Budget, fills_to_outlast, peak_bytes, timed
 
 CPU = torch.device("cpu")
 

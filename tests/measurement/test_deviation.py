@@ -25,9 +25,9 @@ from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported
-from numdev.measurement.deviation import measurement as module
-from numdev.measurement.deviation.measurement import Head, Place, Subject, head_of
-from numdev.measurement.deviation.metrics import Deviation
+from numdev.measurement import deviation as module
+from numdev.measurement.deviation import Head, Place, Subject, head_of
+from numdev.measurement.metrics import Deviation
 from numdev.results.record import Record, Reference, Status
 
 NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))

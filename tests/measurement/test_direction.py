@@ -20,9 +20,8 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
-from numdev.measurement.deviation.measurement import COLUMNS, Deviations
-from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Direction
-from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.deviation import COLUMNS, Deviations
+from numdev.measurement.metrics import DIRECTED, METRICS, Direction, Sample
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.machine import available_bytes
-from numdev.measurement.deviation.metrics import DIRECTED, METRICS, Direction, compare
-from numdev.measurement.deviation.sample import Sample
+from numdev.measurement.metrics import DIRECTED, METRICS, Direction, Sample, compare
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
 from numdev.measurement.runner import Context, Findings, Kept, Kind, Point
 from numdev.results.record import Column, Reference, Use

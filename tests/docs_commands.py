@@ -87,7 +87,7 @@ def check_hydra(command: str, arguments: list[str], folder: Path) -> None:
     folders = [config_folder()]
     if "--config-dir" in kept:
         at = kept.index("--config-dir")
-        folders.insert(0, folder / kept[at + 1])
+        folders.insert(0, next(path for path in (folder / kept[at + 1], ROOT / kept[at + 1]) if path.is_dir()))
         del kept[at : at + 2]
     overrides = [text for text in kept if text not in ("-m", "--cfg", "job")]
     searched = [f"hydra.searchpath=[{', '.join(f'file://{path}' for path in folders[:-1])}]"] if folders[1:] else []

@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import hydra
+from hydra.core.config_search_path import SearchPathElement
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 
-from numdev.cli.compose import Composer, composer, config_folder, register
+from numdev.cli.compose import Composer, composer, config_folder, make_importable, register
 from numdev.cli.exit_codes import FAILED, KNOWN, code_of, sentence_of, unforeseen, worst
 from numdev.cli.jobs import Job, NoFigure
 from numdev.errors import BadInput
@@ -102,7 +103,8 @@ def _composer(command: str, arguments: list[str]) -> Composer | None:
 
 def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int:
     arguments = [braced(text) for text in arguments]
-    job = Job(command, tuple(arguments), tracebacks)
+    job, own = Job(command, tuple(arguments), tracebacks), parsed(arguments)[0].config_dir
+    make_importable([SearchPathElement("command-line", own)] if own else [])  # callbacks, which Hydra makes first
     with tempfile.TemporaryDirectory() as scratch:
         try:
             with process(ordered(command, arguments, scratch), HYDRA_FULL_ERROR="1"):

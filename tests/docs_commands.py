@@ -54,6 +54,9 @@ def check_line(program: str, words: list[str], folder: Path) -> None:
         check_numdev(words, folder)
     elif program == "make":
         assert set(words) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    elif program == "python":
+        assert words[0] == "-m"
+        assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
     elif program == "jupyter":
         assert words[0] == "lab"
         assert (ROOT / words[1]).is_file()

@@ -23,8 +23,8 @@ ARROWS = {
     "explorer": ("report", "measurement", "results", "attention", "arithmetic", "api"),
     "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api"),
 }
-# Where an operation declares what the others must know of it, and where launches of its kernels are timed.
-DECLARES = ("attention.operation", "attention.tuning")
+# Where an operation declares what the others must know of it.
+DECLARES = ("attention.operation",)
 FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED: tuple[str, ...] = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "recurrence")
@@ -151,7 +151,7 @@ def test_who_may_import(what: str) -> None:
 
 def test_kernels_and_the_report_are_imported_only_where_they_are_used() -> None:
     assert len(KERNELS) >= 5
-    elsewhere = [name for name in MODULES if name not in of("attention.kernels", "attention.tuning")]
+    elsewhere = [name for name in MODULES if name not in of("attention.kernels")]
     assert not forbidden(elsewhere, *KERNELS, late_too=False)
     late = [name for name in of("report") if name not in ("numdev.report", *of("report.statistics"))]
     assert not forbidden([name for name in MODULES if name not in of("report")], *late, late_too=False)

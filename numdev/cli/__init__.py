@@ -1,4 +1,4 @@
-"""The command line: `numdev measure`, `paper`, `report`, `speed`, `studies`, `compare`, `tune`.
+"""The command line: `numdev measure`, `paper`, `report`, `speed`, `studies`, `compare`.
 
 Nothing outside this folder knows Hydra, and nothing here computes a figure.
 """

@@ -23,7 +23,6 @@ which step and which number format cause it
   numdev train   [study=fig7 ...]       models trained with fast and with plain
                                         attention: how far their weights differ
   numdev studies                        the studies there are
-  numdev tune    [formats=bf16 ...]     pin launch settings of the Triton kernel
 
   numdev measure --help                 what can be set, and what it means
   numdev measure ... dry_run=true       points and memory; measures nothing
@@ -44,7 +43,7 @@ Exit code:
   130  Ctrl-C; the same command continues
 A sweep ends with the first of 2, 1, 5, 3, 0 that one of its jobs ended with."""
 
-COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train", "tune")
+COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,7 +72,7 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"numdev {package_version()}")
         return 0
-    if command in ("compare", "studies", "tune"):
+    if command in ("compare", "studies"):
         from numdev.cli import tools
 
         return tools.run(command, rest)

@@ -1,8 +1,7 @@
-"""The commands without Hydra, `compare`, `tune` and `studies`: settings as `name=value`, or as `--name value`."""
+"""The commands without Hydra, `compare` and `studies`: settings as `name=value`, or as `--name value`."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -29,13 +28,6 @@ unknown; so is that of a point with NaN or Inf on both sides.
 Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv
 cannot be written; 5 if there is no regression and B has outputs that are NaN,
 Inf or zeros alone."""
-_TUNE = """\
-Checks and times candidates of the portable Triton kernel on this GPU; writes
-the fastest of each row to a table."""
-_TUNED = """\
-Rows that are not tuned this time are kept; each row says by which command, on
-which device and with which versions it was found. Nothing is tuned when
-attention runs."""
 
 
 class Parser(ArgumentParser):
@@ -84,16 +76,6 @@ COMPARE = Parser(
         "1.0",
         "the ratio B / A up to which a change does not matter; latency needs one, as a run's replicates share its conditions",
     ),
-)
-TUNE = Parser(
-    "tune",
-    _TUNE,
-    _TUNED,
-    formats=("bf16,fp16", "formats of q, k, v and the output, between commas"),
-    head_dims=("64,128", "head_dims, between commas"),
-    masks=("none,causal", "none, causal or both"),
-    n=("2048", "tokens of the problem that is timed"),
-    out=("", "file of the table; else numdev/data/launch.json"),
 )
 STUDIES = Parser("studies", "Prints the name and the title of every study.")
 
@@ -176,54 +158,7 @@ def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     return results
 
 
-def _tune(settings: Namespace) -> int:
-    import torch
-
-    from numdev.arithmetic.formats import Format
-    from numdev.attention.mask import Mask
-
-    formats, head_dims, names = ([*getattr(settings, name).split(",")] for name in ("formats", "head_dims", "masks"))
-    masks = {"none": Mask(), "causal": Mask(causal=True)}
-    for field, numbers in (("head_dims", head_dims), ("n", [settings.n])):
-        if not all(number.isdigit() and int(number) > 0 for number in numbers):
-            raise BadInput(field, getattr(settings, field), "give whole numbers of at least 1")
-    if unknown := [name for name in names if name not in masks]:
-        raise BadInput("masks", unknown[0], "use none, causal")
-    rows = [(fmt, int(d), masks[name]) for fmt in map(Format.parse, formats) for d in head_dims for name in names]
-    if not torch.cuda.is_available():
-        raise BadInput("device", "cpu", "tuning needs a CUDA device, and torch finds none here")
-    from numdev.attention.kernels import launch
-    from numdev.attention.tuning import tune
-    from numdev.cli.progress import ERRORS, output
-    from numdev.results.files import write_atomically
-
-    path = Path(settings.out) if settings.out else launch.TABLE
-    overrides = [f"{name}={getattr(settings, name)}" for name in TUNE.settings if name != "out"]
-    origin = {
-        "command": " ".join(["numdev tune", *overrides]),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": launch.triton_version()},
-    }
-    entries = launch.read(path)["entries"] if path.is_file() else []
-    with ERRORS.status("tuning") as status:
-        for fmt, head_dim, mask in rows:
-            tuned = tune(fmt, head_dim, mask, int(settings.n), lambda text: status.update(f"tuning {text}"))
-            text = " ".join(f"{key}={value}" for key, value in tuned.entry.items())
-            output().print(f"{text} ({tuned.unlaunched} candidates did not launch, {tuned.wrong} were wrong)")
-            entry = tuned.entry | origin
-            entries = [old for old in entries if not _same_row(old, entry)] + [entry]
-            table = json.dumps({"entries": entries}, indent=2) + "\n"
-            write_atomically(path, table.encode())  # after every row: an interrupted run loses one
-    output().print(f"{len(rows)} rows in {path}")
-    return 0
-
-
-def _same_row(a: dict[str, object], b: dict[str, object]) -> bool:
-    return all(a[name] == b[name] for name in ("format", "head_dim", "mask", "generation"))
-
-
 COMMANDS: dict[str, tuple[Callable[[Namespace], int], Parser]] = {
     "compare": (_compare, COMPARE),
     "studies": (_studies, STUDIES),
-    "tune": (_tune, TUNE),
 }

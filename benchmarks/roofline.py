@@ -15,8 +15,7 @@ from torch import Tensor
 from benchmarks.timing import Result, median_seconds
 from numdev import Mask, Precision, Tiled, Tiling
 from numdev.arithmetic.products import product
-from numdev.attention.base import Saved
-from numdev.attention.differentiable import saved_by
+from numdev.attention.base import Saved, saved_by
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 

@@ -22,7 +22,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.differentiable import Backward
+from numdev.attention.base import Backward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward

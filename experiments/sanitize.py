@@ -25,8 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
-from numdev.attention.base import Attention
-from numdev.attention.differentiable import Backward
+from numdev.attention.base import Attention, Backward
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.kernels.hopper.primitives import barriers

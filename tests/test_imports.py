@@ -27,14 +27,13 @@ ARROWS = {
 DECLARES = ("attention.operation",)
 FOR_ALL = ("errors", "lazy", "settings", "machine", "sources", "user_code")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED: tuple[str, ...] = ("base", "cost", "counters", "differentiable", "accepted_settings", "over_tiles", "recurrence")
-SHARED += ("steps", "tile_schedule", "vendor.dispatch")
+SHARED: tuple[str, ...] = ("base", "cost", "recurrence", "steps", "tile_schedule", "vendor.dispatch")
 IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")
 IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
 
-# Exact gradients that are rounded once follow a tiled forward pass in FP64; long tiled runs on a GPU go by
-# the instrumented kernel.
-MAY_USE = {"exact": "tiled", "tiled": "instrumented"}
+# Exact gradients that are rounded once follow a tiled forward pass in FP64; long tiled runs on a GPU go by the instrumented
+# kernel, which has the settings of tiled attention.
+MAY_USE = {"exact": "tiled", "tiled": "instrumented", "instrumented": "tiled"}
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 from numdev import user_code
-from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput
 from numdev.user_code import loaded

@@ -24,10 +24,8 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from numdev.arithmetic.bits import Rounding, is_odd, toward
 from numdev.arithmetic.formats import Format, format_of
-from numdev.arithmetic.noise import Noise
-from numdev.arithmetic.rounding import Cast
+from numdev.arithmetic.rounding import Cast, Noise, Rounding, is_odd, toward
 from numdev.lazy import torch
 
 _SPLITTER = 2.0**27 + 1.0  # Dekker's, for 53 bits

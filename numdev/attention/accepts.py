@@ -12,13 +12,11 @@ from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from typing import Any
 
-from numdev.arithmetic.bits import Rounding
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import Format, Specials
 from numdev.arithmetic.listing import Listing
-from numdev.arithmetic.microscale import Microscaled
-from numdev.arithmetic.quantise import Quantised
-from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
+from numdev.arithmetic.products import Dot
+from numdev.arithmetic.quantise import Microscaled, Quantised
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import DISTRIBUTIONS
 from numdev.attention.groups import BACKWARD_GROUPS, GROUPS
 from numdev.attention.naive import Naive
+from numdev.attention.problem import DISTRIBUTIONS
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom

@@ -10,8 +10,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.base import Attention, Implementation, KernelArithmetic
-from numdev.attention.differentiable import Backward
+from numdev.attention.base import Attention, Backward, Implementation, KernelArithmetic
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Policy, Precision

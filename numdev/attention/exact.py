@@ -11,9 +11,9 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16, FP32, Format
 from numdev.arithmetic.products import product, row_sums, visible_product, whole_blocks
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import (
     Attention,
+    Backward,
     Gradients,
     Output,
     Saved,
@@ -22,7 +22,7 @@ from numdev.attention.base import (
     group_heads,
     softmax_scale,
 )
-from numdev.attention.differentiable import Backward
+from numdev.attention.groups import PRESET, AcceptedSettings
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OutputForDelta, Recompute

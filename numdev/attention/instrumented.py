@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, FP32, Format
-from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.accepts import TILING
 from numdev.attention.base import Gradients, Output, Saved, check_backward_shapes, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.groups import AcceptedSettings
 from numdev.attention.kernels.launch import (
     LARGE,
     Launch,
@@ -32,9 +32,9 @@ from numdev.attention.kernels.launch import (
     triton_version,
 )
 from numdev.attention.mask import Mask
-from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import ScaleOn
+from numdev.attention.tiled import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
 from numdev.attention.tiling import KernelLaunch
 from numdev.errors import BadInput, Unsupported
 
@@ -112,14 +112,8 @@ def _stored(storage: torch.dtype) -> Format:
     return FP32 if storage == torch.float32 else FP16
 
 
-def kernel_refusal(
-    kernel: Instrumented, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, count: bool | None
-) -> str | None:
-    """Why a run of `Tiled` goes without the kernel; None where the kernel takes it. `count` is as that of `Tiled`."""
-    if not is_on_gpu(q):
-        return "it is not on a GPU"
-    if count is not None:
-        return "its events are to be counted, or it is an emulation, which goes by tensor operations without counters"
+def kernel_refusal(kernel: Instrumented, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> str | None:
+    """Why a run of `Tiled` on a GPU goes without the kernel; None where the kernel takes it."""
     if triton_version() == "none":
         return "Triton is not installed"
     if kernel.precision.is_random:
@@ -132,11 +126,6 @@ def kernel_refusal(
     if not (mask.is_none or bool(v.isfinite().all())):  # the kernel multiplies by the zeros of what a row does not see
         return "a key that is not seen may hold a value that is not finite"
     return kernel.refusal(q, v, mask, scale)
-
-
-def is_on_gpu(x: Tensor) -> bool:
-    """Whether kernels run where a tensor lies."""
-    return x.is_cuda
 
 
 @dataclass(frozen=True)

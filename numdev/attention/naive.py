@@ -11,19 +11,21 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.products import whole_blocks
-from numdev.attention.accepted_settings import BACKWARD_STEPS, PRESET, STEPS, AcceptedSettings
 from numdev.attention.base import (
     Attention,
+    Backward,
     Gradients,
     Output,
+    Passes,
     Saved,
+    bare_call,
     check_backward_shapes,
     check_shapes,
     group_heads,
     softmax_scale,
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import Backward, Passes, bare_call
+from numdev.attention.groups import BACKWARD_STEPS, PRESET, STEPS, AcceptedSettings
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Normalise

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from numdev.attention import cost
-from numdev.attention.base import Implementation
+from numdev.attention.base import Backward, Implementation, Passes
 from numdev.attention.cost import CostModel
-from numdev.attention.counters import BACKWARD_COUNTERS, COUNTERS
-from numdev.attention.differentiable import Backward, Passes
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.kernels.launch import digest, interpreting, triton_version
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Problem, draw_do
+from numdev.attention.recurrence import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.tiling import KernelLaunch
 from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Beside, Cost, Inputs, Operation, Output, Workload

@@ -14,8 +14,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar, get_args, overload
 
 from jaxtyping import Float
 
-from numdev.arithmetic.bits import Rounding
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import (
     BF16,
@@ -30,10 +28,9 @@ from numdev.arithmetic.formats import (
     Format,
     format_of,
 )
-from numdev.arithmetic.microscale import BlockScale, Microscaled
-from numdev.arithmetic.noise import Noise
-from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
-from numdev.arithmetic.rounding import Cast, Overflow
+from numdev.arithmetic.products import Dot
+from numdev.arithmetic.quantise import BlockScale, Microscaled, Quantised, Scale, Smoothing
+from numdev.arithmetic.rounding import Cast, Noise, Overflow, Rounding
 from numdev.errors import BadInput, NotHonoured
 from numdev.lazy import torch
 from numdev.settings import changes, converted, memoised, setting, types_of

@@ -15,11 +15,9 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.dot import Dot, Watch
 from numdev.arithmetic.elementary import RoundedOnce
-from numdev.arithmetic.noise import Noise
-from numdev.arithmetic.products import visible_product
-from numdev.arithmetic.rounding import Cast
+from numdev.arithmetic.products import Dot, Watch, visible_product
+from numdev.arithmetic.rounding import Cast, Noise
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential
 

@@ -13,8 +13,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from numdev.attention.accepted_settings import AcceptedSettings
+from numdev.arithmetic.quantise import Quantised
 from numdev.attention.base import (
+    Attention,
+    Backward,
     Gradients,
     KernelArithmetic,
     Output,
@@ -25,19 +27,103 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.counters import BackwardCounters, Counters
-from numdev.attention.instrumented import Instrumented, kernel_refusal
+from numdev.attention.groups import BACKWARD_STEPS, FORWARD_STEPS, PRESET, RECOMPUTED, RECURRENCE, STEPS, TILES, AcceptedSettings
 from numdev.attention.mask import Mask
-from numdev.attention.over_tiles import READ, READ_BACKWARD, GradientsOverTiles, OverTiles
-from numdev.attention.precision import BackwardPrecision
+from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
-from numdev.attention.recurrence import BackwardRun, Run
-from numdev.attention.softmax import ScaleOn
+from numdev.attention.recurrence import BackwardCounters, BackwardRun, Counters, Run
+from numdev.attention.softmax import OnlineSoftmax, OutputForDelta, Recompute, ScaleOn
 from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
-from numdev.attention.tiling import KernelLaunch, Order
-from numdev.errors import BadInput, Unsupported
+from numdev.attention.tiling import KernelLaunch, Order, Tiling
+from numdev.errors import BadInput, NotHonoured, Unsupported
 from numdev.settings import setting
+
+READ = PRESET | STEPS | TILES | RECURRENCE
+"""The settings that a forward pass over tiles reads."""
+READ_BACKWARD = BACKWARD_STEPS | FORWARD_STEPS | RECURRENCE | RECOMPUTED | (TILES - {"tiling.splits"})
+"""Those of both passes."""
+
+
+@dataclass(frozen=True)
+class OverTiles(Attention):
+    """A forward pass over tiles: the format of each step, the tiles in their order, and the recurrence."""
+
+    precision: Precision
+    tiling: Tiling = Tiling()
+    softmax: OnlineSoftmax = OnlineSoftmax()
+
+    @property
+    def idle(self) -> dict[str, str]:
+        return self.precision.idle | self.tiling.idle
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        lengths = dict.fromkeys(("row_sum", "values"), self.tiling.bc)
+        if shape is not None:
+            inputs = self.precision.inputs
+            smoothed = isinstance(inputs, Quantised) and inputs.smoothing.of_q
+            lengths["scores"] = shape.head_dim * (2 if smoothed else 1)
+        of_keys = [] if shape is None else self.tiling.ineffective(shape.keys)
+        return self.precision.ineffective_sums(lengths) + of_keys + self.softmax.exp.ineffective(self.tiling.bc)
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel:
+        return CostModel(Algorithm.TILED, Width.of(self.format, self.format), self.tiling.br)
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
+        return KernelArithmetic(self.precision, self.softmax, tiling=self.tiling)
+
+    def unrounded(self) -> Attention:
+        """Its copy that leaves the output in the format of the accumulator."""
+        return replace(self, precision=self.precision.with_step(output=self.precision.accumulator))
+
+
+@dataclass(frozen=True)
+class GradientsOverTiles(Backward):
+    """A forward pass, which saves O and LSE, then a backward pass over tiles of one split."""
+
+    forward: Attention
+    precision: BackwardPrecision
+    tiling: Tiling = Tiling()
+    recompute: Recompute = Recompute()
+
+    def __post_init__(self) -> None:
+        if self.tiling.splits != 1:
+            raise BadInput("tiling.splits", self.tiling.splits, "gradients of ranges of keys cannot be combined; give 1")
+
+    @property
+    def orders(self) -> tuple[Order, ...]:
+        """Those of the tiles of keys and of queries."""
+        return (self.tiling.order,)
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """Settings of tiles, of the forward pass's O and of its steps that have no effect, and that under which each would."""
+        first, *others = (replace(self.tiling, order=order).idle for order in self.orders)
+        tiles = {name: reader for name, reader in first.items() if all(name in other for other in others)}
+        if not self.recompute.reads_output:
+            of_output = (f"forward_precision.{name}" for name in ("values", "accumulator", "output"))  # they never enter the LSE
+            return tiles | dict.fromkeys(("recompute.output", *of_output), "recompute.delta=output")
+        rounded = self.recompute.output is OutputForDelta.ROUNDED
+        return tiles | ({} if rounded else {"forward_precision.output": "recompute.output=rounded"})
+
+    def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
+        lengths = {"dq": self.tiling.bc, "dk": self.tiling.br, "dv": self.tiling.br}
+        if shape is not None:
+            lengths |= {"scores": shape.head_dim, "dp": shape.head_dim}
+        if not self.recompute.reads_output:
+            lengths["delta"] = self.tiling.bc
+        elif shape is not None:
+            lengths["delta"] = shape.head_dim
+        of_forward = [
+            NotHonoured(error.field.replace("precision.", "forward_precision."), error.value, error.hint)
+            for error in self.forward.ineffective(shape)
+        ]
+        polynomial = self.recompute.exponential.ineffective(self.tiling.bc, "recompute")
+        return self.precision.ineffective_sums(lengths) + of_forward + polynomial
+
+    def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
+        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=self.tiling)
+
 
 _KERNEL_ROWS = 64  # of the kernel's tile, whatever Br is: Br changes no bit of tiled attention, and so must not choose a launch
 # Scores of a block of rows held at once. On a CPU a block and its scratch stay in the cache of two cores; on a GPU a
@@ -72,8 +158,12 @@ class Tiled(OverTiles):
 
     def _by_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Output | None:
         """The run by the instrumented kernel, where it takes it."""
+        if not is_on_gpu(q) or self.count is not None:  # the kernel counts nothing, and an emulation of it is not the kernel
+            return None
+        from numdev.attention.instrumented import Instrumented, kernel_refusal
+
         kernel = Instrumented(self.precision, replace(self.tiling, br=_KERNEL_ROWS), self.softmax)
-        if kernel_refusal(kernel, q, k, v, mask, scale, self.count) is not None:
+        if kernel_refusal(kernel, q, k, v, mask, scale) is not None:
             return None
         try:
             return kernel(q, k, v, mask, scale)
@@ -171,3 +261,8 @@ class TiledBackward(GradientsOverTiles):
             return self.turns.meetings(self.tiling, sizes)
         order = self.tiling.order if self.query_order is None else self.query_order
         return in_order(self.tiling, order, sizes)
+
+
+def is_on_gpu(x: Tensor) -> bool:
+    """Whether kernels run where a tensor lies."""
+    return x.is_cuda

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.attention.accepted_settings import PRESET, RECOMPUTED, RECURRENCE, SIDES, AcceptedSettings
 from numdev.attention.base import (
     Attention,
+    Backward,
     Gradients,
     KernelArithmetic,
     Output,
@@ -24,7 +24,7 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.differentiable import Backward
+from numdev.attention.groups import PRESET, RECOMPUTED, RECURRENCE, SIDES, AcceptedSettings
 from numdev.attention.kernels.hopper.launch import BACKWARD, QUERIES, hidden_queries, keys_of_block, refusal
 from numdev.attention.kernels.hopper.order import TILE, group_of
 from numdev.attention.kernels.launch import (

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 
-from numdev.attention.accepted_settings import AcceptedSettings
 from numdev.attention.base import Implementation
+from numdev.attention.groups import AcceptedSettings
 from numdev.cli import schema
 from numdev.cli.compose import Composer, Flat, Request, config_folder, reference
 from numdev.errors import BadInput, NotHonoured

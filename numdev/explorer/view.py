@@ -13,12 +13,11 @@ from torch import Tensor
 
 from numdev.api import bench
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.groups import GROUPS
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem
+from numdev.attention.problem import Distribution, Kind, Problem
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling

@@ -29,8 +29,7 @@ from torch._ops import OperatorBase, OpOverloadPacket
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from numdev.attention.base import Attention
-from numdev.attention.differentiable import Backward, check_dtypes, rounded_once, uncast
+from numdev.attention.base import Attention, Backward, check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.training.call import Arguments, Call, MaskReader

@@ -15,8 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.attention.base import Gradients, Implementation, group_heads, softmax_scale
-from numdev.attention.differentiable import Backward, uncast
+from numdev.attention.base import Backward, Gradients, Implementation, group_heads, softmax_scale, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
@@ -76,7 +75,7 @@ class Watched:
     watch: Watch
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.attention.differentiable.Backward`."""
+        """See `numdev.attention.base.Backward`."""
         if not torch.is_grad_enabled():
             return self.attention.attend(q, k, v, mask, scale)
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone

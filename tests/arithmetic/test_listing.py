@@ -14,11 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.listing import LISTINGS, Listing, posit
-from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
 from numdev.errors import BadInput
 
 NAMES = sorted(LISTINGS)

@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.formats import E4M3FN, FP32, Format, Specials
-from numdev.arithmetic.microscale import MICROSCALED, Microscaled
-from numdev.arithmetic.quantise import Quantised
-from numdev.arithmetic.rounding import Overflow
+from numdev.arithmetic.quantise import MICROSCALED, Microscaled, Quantised
+from numdev.arithmetic.rounding import Overflow, Rounding
 from numdev.errors import BadInput
 from tests.cases import draw
 from tests.oracles.table import Table, round_exactly

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import FP16, Format
-from numdev.arithmetic.microscale import MICROSCALED
-from numdev.arithmetic.quantise import Quantised, Scale, Smoothing, random_hadamard
+from numdev.arithmetic.quantise import MICROSCALED, Quantised, Scale, Smoothing, random_hadamard
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask

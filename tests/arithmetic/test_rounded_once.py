@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, TF32, Format, format_of
-from numdev.arithmetic.rounding import Cast, Overflow
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding
 from tests.oracles.table import round_exactly
 
 CARRIERS = [torch.float32, torch.float64]

@@ -16,10 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numdev.arithmetic.bits import Rounding, round_scaled
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, TF32, Format, Specials
-from numdev.arithmetic.noise import Noise
-from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
+from numdev.arithmetic.rounding import Cast, Noise, Overflow, Rounding, Subnormals, round_scaled
 from numdev.errors import BadInput
 from tests.arithmetic.test_formats import SMALL, formats
 from tests.oracles.table import Doubles, Located, Table, assert_same, round_exactly

@@ -20,12 +20,11 @@ import torch
 
 import numdev as nd
 from numdev.arithmetic.formats import BF16, FP16, FP32
-from numdev.arithmetic.microscale import Microscaled
-from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.quantise import Microscaled, Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention import instrumented
+from numdev.attention import instrumented, tiled
 from numdev.attention.accepts import ALL, MASK, Accepts
-from numdev.attention.differentiable import Backward
+from numdev.attention.base import Backward
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
 from numdev.attention.kernels import portable
@@ -207,9 +206,8 @@ TRITON_BACKWARD = TritonBackward(Triton(), br=16, bc=16, kernel=Kernel.PORTABLE)
 
 def automatic(kernel: Instrumented, mask: Mask) -> str | None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(instrumented, "is_on_gpu", lambda x: True)
         patch.setattr(instrumented, "_FEWEST_TILES", 1)
-        return kernel_refusal(kernel, *draw(SIZES), mask, 0.3, None)
+        return kernel_refusal(kernel, *draw(SIZES), mask, 0.3)
 
 
 def by_name(variant: Any, mask: Mask) -> str | None:
@@ -295,21 +293,15 @@ def test_what_a_kernel_does_not_implement_is_refused_by_name(variant: Any, setti
     assert error.value.field == setting
     if isinstance(variant, Instrumented):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(instrumented, "is_on_gpu", lambda x: True)
             patch.setattr(instrumented, "_FEWEST_TILES", 1)
-            reason = str(kernel_refusal(variant, *inputs, Mask(), None, None))
+            reason = str(kernel_refusal(variant, *inputs, Mask(), None))
         assert any(word in reason for word in (setting, "stochastically", "problem.head_dim"))
 
 
 @pytest.fixture
-def on_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The interpreter stands in for a GPU."""
-    monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: True)
-
-
-@pytest.fixture
-def always(on_any_device: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No run is too short."""
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter stands in for a GPU, and no run is too short."""
+    monkeypatch.setattr(tiled, "is_on_gpu", lambda x: True)
     monkeypatch.setattr(instrumented, "_FEWEST_TILES", 1)
 
 
@@ -318,9 +310,9 @@ CAUSAL = Mask(causal=True)
 INPUTS: Inputs = PLAIN.round_inputs(*draw((1, 1, 1, 20, 40, 8)))
 
 
-def by_kernel(tensors: Inputs, mask: Mask, scale: float | None = None, count: bool | None = None) -> str:
+def by_kernel(tensors: Inputs, mask: Mask, scale: float | None = None) -> str:
     """Why a run goes without the instrumented kernel; empty where it does not."""
-    return kernel_refusal(KERNEL, *tensors, mask, scale, count) or ""
+    return kernel_refusal(KERNEL, *tensors, mask, scale) or ""
 
 
 @pytest.mark.usefixtures("always")
@@ -333,11 +325,10 @@ def test_what_a_run_decides() -> None:
     assert "differentiate" in by_kernel((q, trained, v), Mask())
     with torch.no_grad():
         assert by_kernel((q, trained, v), Mask()) == ""
-    for why, count, scale in (("counted", True, None), ("emulation", False, None), ("problem.scale", None, -1.0)):
-        assert why in by_kernel(INPUTS, Mask(), scale, count)
+    assert "problem.scale" in by_kernel(INPUTS, Mask(), -1.0)
+    assert not [count for count in (True, False) if Tiled(PLAIN, count=count)(*INPUTS, Mask()).kernel]
 
 
-@pytest.mark.usefixtures("on_any_device")
 def test_what_decides_for_tensor_operations_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, least in (("_MOST_SCORES", 20 * 40), ("_FEWEST_TILES", 3)):
         with monkeypatch.context() as patch:
@@ -347,8 +338,6 @@ def test_what_decides_for_tensor_operations_before_a_run(monkeypatch: pytest.Mon
             assert by_kernel(INPUTS, Mask()) == ""
     monkeypatch.setattr(instrumented, "triton_version", lambda: "none")
     assert "not installed" in by_kernel(INPUTS, Mask())
-    monkeypatch.undo()
-    assert "not on a GPU" in by_kernel(INPUTS, Mask())
 
 
 @pytest.mark.usefixtures("always")
@@ -375,7 +364,7 @@ def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str, 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_a_record_names_what_computed_it(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The instrumented kernel counts nothing."""
-    monkeypatch.setattr(instrumented, "is_on_gpu", lambda x: on_gpu)
+    monkeypatch.setattr(tiled, "is_on_gpu", lambda x: on_gpu)
     problem = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=16, head_dim=8))
     record = nd.measure(problem, Tiled(PLAIN, Tiling(16, 16)), seeds=2, device="cpu")
     assert record.kernel.startswith("numdev instrumented br=64 bc=16" if on_gpu else "")

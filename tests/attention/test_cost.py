@@ -15,13 +15,12 @@ from numdev.arithmetic.formats import BF16, E4M3FN
 from numdev.attention import cost
 from numdev.attention.base import Implementation
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import KernelLaunch, Tiling
 from numdev.attention.triton import Triton

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16
+from numdev.arithmetic.products import Dot
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision

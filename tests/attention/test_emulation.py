@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
-from numdev.attention.base import Attention, Saved
-from numdev.attention.differentiable import Backward
+from numdev.attention.base import Attention, Backward, Saved
 from numdev.attention.emulation import emulation_of, gradients_emulation_of
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented

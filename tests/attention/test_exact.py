@@ -12,8 +12,7 @@ from jaxtyping import TypeCheckError
 
 from numdev.arithmetic.formats import FP64
 from numdev.attention import exact
-from numdev.attention.base import Output
-from numdev.attention.differentiable import Backward, saved_by
+from numdev.attention.base import Backward, Output, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward

@@ -15,14 +15,13 @@ from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention import cost
 from numdev.attention.base import Gradients
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Normal
 from numdev.attention.exact import ExactBackward
 from numdev.attention.instrumented import InstrumentedBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import BackwardProblem, Problem, Shape, draw_do
+from numdev.attention.problem import BackwardProblem, Normal, Problem, Shape, draw_do
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling

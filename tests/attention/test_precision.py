@@ -11,13 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.arithmetic.bits import Rounding
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8, TF32, Format
-from numdev.arithmetic.microscale import MICROSCALED
-from numdev.arithmetic.products import product, visible_product
-from numdev.arithmetic.quantise import Quantised
-from numdev.arithmetic.rounding import Cast, Overflow
+from numdev.arithmetic.products import Dot, product, visible_product
+from numdev.arithmetic.quantise import MICROSCALED, Quantised
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.errors import BadInput
 from tests.cases import draw

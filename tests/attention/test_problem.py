@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from numdev.attention.distributions import (
+from numdev.attention.mask import Mask
+from numdev.attention.problem import (
     DISTRIBUTIONS,
     Distribution,
     Drawn,
@@ -22,13 +23,13 @@ from numdev.attention.distributions import (
     Normal,
     NormalLogits,
     Outliers,
+    Problem,
+    Shape,
     Sink,
     StudentT,
     Tied,
     Uniform,
 )
-from numdev.attention.mask import Mask
-from numdev.attention.problem import Problem, Shape
 from numdev.errors import BadInput
 from numdev.settings import declared
 from tests.cases import U64

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import FP16
-from numdev.attention.differentiable import saved_by
+from numdev.attention.base import saved_by
 from numdev.attention.kernels.hopper import order
 from numdev.attention.kernels.hopper.order import TILE, first_unit, first_whole, group_of, place, rank_at, unit_at
 from numdev.attention.mask import Mask

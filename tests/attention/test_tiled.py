@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
+from numdev.arithmetic.products import Dot
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import tiled
-from numdev.attention.base import Output
-from numdev.attention.differentiable import saved_by
+from numdev.attention.base import Output, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive

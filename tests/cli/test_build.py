@@ -10,20 +10,18 @@ from typing import Any
 import pytest
 import yaml
 
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E5M2, FP32
-from numdev.arithmetic.microscale import MICROSCALED, Microscaled
-from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.products import Dot
+from numdev.arithmetic.quantise import MICROSCALED, Microscaled, Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind, Tied
 from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape, Tied
 from numdev.attention.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Maximum, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling

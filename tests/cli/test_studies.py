@@ -14,11 +14,10 @@ import pytest
 import torch
 
 from numdev.api import Bench
-from numdev.attention.distributions import Distribution
 from numdev.attention.emulation import baseline_for
 from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.cli import studies

@@ -12,8 +12,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from numdev.api import bench
-from numdev.attention.distributions import Kind
 from numdev.attention.emulation import baseline_for
+from numdev.attention.problem import Kind
 from numdev.cli import build, expand
 from numdev.cli.compose import composer, config_folder, register
 from numdev.cli.main import main

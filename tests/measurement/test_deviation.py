@@ -15,13 +15,12 @@ from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Output
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, Unsupported

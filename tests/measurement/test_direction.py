@@ -13,11 +13,10 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.measurement.deviation import COLUMNS, Deviations

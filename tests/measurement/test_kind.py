@@ -11,10 +11,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from numdev.attention.distributions import Distribution
 from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.operation import Operation

@@ -11,12 +11,11 @@ from torch import Tensor
 from numdev.api import Bench
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.base import Output
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.dispatch import InDtype
 from numdev.attention.vendor.vanilla import Vanilla

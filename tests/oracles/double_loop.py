@@ -18,10 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.elementary import Operation, RoundedOnce
 from numdev.arithmetic.formats import format_of
-from numdev.arithmetic.products import row_sums
+from numdev.arithmetic.products import Dot, row_sums
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision

@@ -18,9 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.formats import Format, Specials
-from numdev.arithmetic.rounding import Cast, Overflow, Subnormals
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
 
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]

@@ -18,9 +18,8 @@ from rich.console import Console
 from scipy import stats
 
 from numdev.arithmetic.formats import FP32
-from numdev.attention.distributions import Distribution
 from numdev.attention.operation import ATTENTION
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
 from numdev.measurement.deviation import COLUMNS as DEVIATION

@@ -14,18 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from numdev.arithmetic.bits import Rounding
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, E4M3FN, FP32, Format
+from numdev.arithmetic.products import Dot
 from numdev.arithmetic.quantise import Quantised, Smoothing
-from numdev.arithmetic.rounding import Cast
+from numdev.arithmetic.rounding import Cast, Rounding
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Constant, Kind, Sink
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Constant, Kind, Problem, Shape, Sink
 from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling

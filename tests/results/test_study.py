@@ -16,13 +16,12 @@ from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, Format
 from numdev.attention.base import Output
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.emulation import baseline_for
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput, StoreError, Unsupported

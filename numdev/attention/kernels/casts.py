@@ -3,8 +3,8 @@
 A cast becomes a `Spec`, a named tuple of compile-time numbers.
 Formats with the exponent range of FP32 are rounded on their bits: nearest-even adds half a unit, less one bit where the last kept
 bit is even, and truncates; toward zero only truncates. Formats with a narrower exponent range are rounded by an addition of the
-constant `1.5 * 2^(E + 23 - m)`, as in `numdev.arithmetic.bits.round_magic`; toward zero then steps back where that rounded away
-from zero.
+constant `1.5 * 2^(E + 23 - m)`, as in `numdev.arithmetic.rounding.round_magic`; toward zero then steps back where that
+rounded away from zero.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def multiply(a, b, acc, SPEC: tl.constexpr):
 
 @triton.jit
 def dot(a, b, INNER: tl.constexpr, SPEC: tl.constexpr):
-    """`numdev.arithmetic.dot.Dot`: the running sum is rounded after every `SPEC.every` products, 0 for once."""
+    """`numdev.arithmetic.products.Dot`: the running sum is rounded after every `SPEC.every` products, 0 for once."""
     if SPEC.every == 0:
         return cast(multiply(a, b, None, SPEC), SPEC)
     inner = tl.arange(0, INNER)[None, :]
@@ -183,7 +183,7 @@ def dot(a, b, INNER: tl.constexpr, SPEC: tl.constexpr):
 
 @triton.jit
 def row_sums(p, SPEC: tl.constexpr):
-    """`numdev.arithmetic.dot.Dot.sum`."""
+    """`numdev.arithmetic.products.Dot.sum`."""
     if SPEC.every == 0:
         return cast(tl.sum(p, 1), SPEC)
     inner = tl.arange(0, p.shape[1])[None, :]

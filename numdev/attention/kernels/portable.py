@@ -13,8 +13,8 @@ import triton
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from numdev.arithmetic.dot import Dot
 from numdev.arithmetic.formats import BF16, FP16, FP32, TF32, Format
+from numdev.arithmetic.products import Dot
 from numdev.arithmetic.quantise import Quantised, Smoothing
 from numdev.attention import accepts
 from numdev.attention.accepts import ALL, Accepts, of

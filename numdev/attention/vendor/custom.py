@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import Output, check_shapes
+from numdev.attention.groups import PRESET, AcceptedSettings
 from numdev.attention.mask import Mask
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dtype_of
 from numdev.errors import BadInput, BadOutput

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import KernelArithmetic, Output, check_shapes, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.groups import PRESET, AcceptedSettings
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, Format
-from numdev.attention.accepted_settings import PRESET, AcceptedSettings
 from numdev.attention.base import Output, check_shapes, group_heads, softmax_scale
 from numdev.attention.cost import Algorithm, CostModel, Width
+from numdev.attention.groups import PRESET, AcceptedSettings
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import KernelLaunch

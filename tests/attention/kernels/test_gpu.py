@@ -11,9 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.bits import Rounding
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.arithmetic.rounding import Cast
+from numdev.arithmetic.rounding import Cast, Rounding
 from numdev.attention import instrumented
 from numdev.attention.base import Saved
 from numdev.attention.exact import Exact, ExactBackward

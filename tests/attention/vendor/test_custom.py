@@ -12,12 +12,11 @@ from numdev.api import Bench
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, TF32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput, BadOutput, Unsupported
 from numdev.results.record import Status

@@ -17,11 +17,10 @@ from rich.console import Console
 
 from numdev.api import Bench
 from numdev.arithmetic.formats import FP32
-from numdev.attention.distributions import Distribution, Kind
 from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem, Shape
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla

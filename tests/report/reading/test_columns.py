@@ -10,13 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from numdev.attention.captured import Captured
-from numdev.attention.distributions import DISTRIBUTIONS
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.naive import Naive
 from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Problem
+from numdev.attention.problem import DISTRIBUTIONS, Problem
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
-from numdev.attention.base import Attention
-from numdev.attention.differentiable import Backward, differentiable, saved_by
+from numdev.attention.base import Attention, Backward, differentiable, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask

@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from numdev.results.files import write_atomically
 from numdev.training.data import Purpose, stream
-from numdev.training.scenes import CLASSIFIER, Classifier, Scenes, draw, labels, scenes
+from numdev.training.scenes import CLASSIFIER, Classifier, Scenes, labels, scenes
 from numdev.training.tasks import TextToImage, seeded
 
 _SEED = 2**31 + 1  # of the classifier's scenes; no run has it
@@ -35,7 +35,7 @@ def trained(steps: int, largest: float, warmup: int, batch: int) -> Classifier:
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = task.rate_at(step)
-        drawn = draw(_SEED, step, batch, 32, held_out=step % 4 == 3)
+        drawn = Scenes(1.0).drawn(step, _SEED, batch, 32, held_out=step % 4 == 3)
         right = torch.tensor([labels(scenes()[caption]) for caption in drawn.captions]).unbind(1)
         pairs = zip(model(noisy(drawn.pictures, step)), right, strict=True)
         loss = sum((functional.cross_entropy(logits, right, ignore_index=-1) for logits, right in pairs), torch.zeros(()))

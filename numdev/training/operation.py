@@ -13,7 +13,7 @@ def settings() -> tuple[Column, ...]:
     """Every setting of a task and of a rung, by the column in which a configuration states it."""
     from numdev.attention.dictionary import BACKWARD_VARIANT, VARIANT  # late: they import every attention and every task
     from numdev.settings import declared
-    from numdev.training.data import Folder, Text
+    from numdev.training.data import Text
     from numdev.training.rung import Rung
     from numdev.training.scenes import Scenes
     from numdev.training.tasks import Language, TextToImage
@@ -25,7 +25,7 @@ def settings() -> tuple[Column, ...]:
         "type": ("", "class of numdev that states the task"),
         "data.type": ("", "class of numdev that states what it is trained on"),
         "data.digest": ("", "SHA-256 of the files of which it is made"),
-        **of(Folder, Scenes, Text, prefix="data."),
+        **of(Scenes, Text, prefix="data."),
         **of(Language, TextToImage),
     }
     attention = VARIANT | BACKWARD_VARIANT

@@ -69,7 +69,7 @@ class Run:
                 yield {name: x[own] for name, x in whole.items()}
 
     def share(self, batch: Batch, rank: int) -> Batch:
-        """The rows of a batch that one of the ranks trains on: each makes the whole batch and takes its own slice."""
+        """The rows of a batch that one of the ranks computes."""
         rows = self.task.batch // self.rung.ranks
         return {name: x[rank * rows : (rank + 1) * rows].contiguous() for name, x in batch.items()}
 

@@ -65,7 +65,7 @@ class Rung:
         0, "which order of the data: another number shows the same examples over the run in another order, by a seed of its own"
     )
     ulp: int = setting(0, "by how many last places of FP32 one weight is moved before training", "ulp")
-    ranks: int = setting(1, "data-parallel processes that share each batch", "count")
+    ranks: int = setting(1, "parts of each batch whose gradients are averaged, as those of data-parallel processes", "count")
     restart: Restart = setting(
         Restart.NONE,
         "what happens after half of the steps: none; exact, a stop and a resume from the checkpoint; lossy, from one in BF16; or "
@@ -90,9 +90,6 @@ class Rung:
         for name, least in (("init", 0), ("order", 0), ("ranks", 1), ("repeat", 0)):
             if getattr(self, name) < least:
                 raise BadInput(f"rung.{name}", getattr(self, name), f"give an integer of at least {least}")
-        if self.watch and self.ranks > 1:
-            hint = f"each of {self.ranks} processes sees its share of a batch alone; give rung.ranks=1"
-            raise BadInput("rung.watch", True, hint)
         if self.ulp and self.numerics is Numerics.BF16_WEIGHTS:
             hint = "weights in BF16 do not hold a last place of FP32; give 0, or numerics with FP32 weights"
             raise BadInput("rung.ulp", self.ulp, hint)

@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data import Captioned, Purpose, Vocabulary, stream
+from numdev.training.data import Purpose, stream
 
 SHAPES = ("circle", "square", "triangle")  # each fits into 1.04 radii around its centre
 SIZES = {"small": (3.0, 3.7), "large": (5.4, 6.2)}
@@ -46,8 +46,11 @@ COLOURS = {
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 """Where the first thing stands, seen from the second: a step to the right and one down."""
 _CONVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-VOCABULARY = Vocabulary(("a", *SIZES, *COLOURS, *SHAPES, *dict.fromkeys(" ".join(RELATIONS).split())), 16)
-"""All words of the grammar; the longest caption has 10 words, padded to 16 tokens, a multiple of what tensor cores take."""
+NULL = 0  # the token that pads a caption, and all tokens of one that is left out
+WORDS = ("a", *SIZES, *COLOURS, *SHAPES, *dict.fromkeys(" ".join(RELATIONS).split()))
+"""All words of the grammar; the token of a word is its place, from 2 on."""
+TOKENS = len(WORDS) + 2  # different tokens; 1 is of no word, and stays: the initial weights of a model depend on their number
+LENGTH = 16  # tokens of a caption: the longest has 10 words; a multiple of what tensor cores take
 
 
 class Thing(NamedTuple):
@@ -97,9 +100,17 @@ def scenes() -> dict[str, Scene]:
     return {scene.caption: scene for scene in every}
 
 
+class Captioned(NamedTuple):
+    """Pictures of captions, in FP32 from -1 to 1."""
+
+    pictures: Float32[Tensor, "count 3 height width"]
+    tokens: Int[Tensor, "count length"]
+    captions: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Scenes:
-    """Rendered scenes without end."""
+    """Rendered scenes without end; a quarter shows one thing, the others two."""
 
     spread: float = setting(0.2, "how much places and sizes vary, from 0 to 1")
 
@@ -107,18 +118,19 @@ class Scenes:
         if not 0 <= self.spread <= 1:
             raise BadInput("task.data.spread", self.spread, "use a share from 0 to 1")
 
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return VOCABULARY
-
-    def ready(self, picture: int) -> None:
-        _table()
-
-    def drawn(self, step: int, seed: int, count: int, picture: int) -> Captioned:
-        return draw(seed, step, count, picture, spread=self.spread)
+    def drawn(self, step: int, seed: int, count: int, picture: int, *, held_out: bool = False) -> Captioned:
+        """Scenes of a step, and their pictures of a width: functions of step, seed and row, and of whether they are held out."""
+        random, table = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32), _table()
+        alone, pairs = (np.flatnonzero(table.pairs == two) for two in (False, True))
+        alone, pairs = (numbers[table.held_out[numbers] == held_out] for numbers in (alone, pairs))
+        one, choice = random[:, 0] < 0.25, random[:, 1].astype(np.float64)
+        numbers = np.where(one, alone[(choice * len(alone)).astype(np.int64)], pairs[(choice * len(pairs)).astype(np.int64)])
+        pictures = picture_of(numbers, 0.5 + self.spread * (random[:, 2:] - 0.5), picture)
+        return Captioned(pictures, table.tokens[torch.from_numpy(numbers)], tuple(table.captions[number] for number in numbers))
 
     def held_out(self, count: int, picture: int) -> Captioned:
-        return draw(0, 0, count, picture, spread=self.spread, held_out=True)
+        """Scenes that no training step sees, the same in every call."""
+        return self.drawn(0, 0, count, picture, held_out=True)
 
     def score(self, pictures: Float[Tensor, "count 3 height width"], captions: tuple[str, ...]) -> float:
         """Share of pictures with all shapes and colours that the caption names, and no others, wherever they stand."""
@@ -130,30 +142,16 @@ class Scenes:
         return ((seen == right[:, [1, 2, 4, 5]]).all(dim=1) | (seen == right[:, [4, 5, 1, 2]]).all(dim=1)).double().mean().item()
 
 
-def draw(seed: int, step: int, count: int, picture: int, *, spread: float = 1.0, held_out: bool = False) -> Captioned:
-    """`count` scenes and their pictures [count, 3, picture, picture] in [-1, 1]; a quarter shows one thing.
-
-    The scene, the places and the exact sizes are functions of (seed, step, row) and of which part of the grammar is drawn from;
-    `spread` from 0 to 1 says how much of the range of places and sizes is used, around its middle.
-    """
-    random, table = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32), _table()
-    alone, pairs = (np.flatnonzero(table.pairs == two) for two in (False, True))
-    alone, pairs = (numbers[table.held_out[numbers] == held_out] for numbers in (alone, pairs))
-    one, choice = random[:, 0] < 0.25, random[:, 1].astype(np.float64)
-    numbers = np.where(one, alone[(choice * len(alone)).astype(np.int64)], pairs[(choice * len(pairs)).astype(np.int64)])
-    pictures = picture_of(numbers, 0.5 + spread * (random[:, 2:] - 0.5), picture)
-    return Captioned(pictures, table.tokens[torch.from_numpy(numbers)], tuple(table.captions[number] for number in numbers))
-
-
 @lru_cache(maxsize=1)
 def _table() -> SimpleNamespace:
     """Facts of scenes by number, as arrays; `things` are places in THINGS, -1 where there is none, `away` is (right, down)."""
     place, every = {thing: number for number, thing in enumerate(THINGS)}, list(scenes().values())
+    token = {word: number for number, word in enumerate(WORDS, start=2)}
     things = np.array([[place[scene.first], -1 if scene.second is None else place[scene.second]] for scene in every])
     away = np.array([RELATIONS.get(scene.relation, (0, 0)) for scene in every])
     return SimpleNamespace(
         captions=tuple(scenes()),
-        tokens=VOCABULARY.encode(scenes()),
+        tokens=torch.tensor([([token[word] for word in one.caption.split()] + [NULL] * LENGTH)[:LENGTH] for one in every]),
         held_out=np.array([scene.is_held_out for scene in every]),
         pairs=things[:, 1] >= 0,
         things=things,

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 
 import torch
-import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
@@ -178,23 +177,9 @@ class State:
         self.seen.elsewhere.clear()
         if self._watch is not None:
             self._watch.begin()
-        for x in self.parameters.values():
-            x.grad = None
-        with self._casting:
-            loss = task.loss(self.model, batch).float()
-        (loss if scale is None else loss * scale.scale).backward()
+        loss = self._differentiate(batch) if self._run.rung.ranks == 1 else self._average(batch)
         with torch.no_grad():
-            gradients, loss = list(self.gradients().values()), loss.detach()
-            if scale is not None:
-                torch._foreach_mul_(gradients, scale.scale.reciprocal())
-            if self._run.rung.ranks > 1:  # means by one all-reduce in FP32, with the same bits everywhere
-                parts = [*gradients, loss]
-                flat = torch.cat([x.reshape(-1).float() for x in parts])
-                dist.all_reduce(flat)
-                flat /= dist.get_world_size()
-                for part, mean in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
-                    part.copy_(mean.view_as(part))
-            norm = get_total_norm([x.float() for x in gradients])
+            norm = get_total_norm([x.float() for x in self.gradients().values()])
             if task.clip > 0:
                 clip_grads_with_norm_(self.parameters.values(), task.clip, norm)
             if scale is not None:
@@ -202,14 +187,34 @@ class State:
             self.optimizer.step()
         return loss, norm
 
+    def _differentiate(self, batch: Batch) -> Float[Tensor, ""]:
+        """The loss of a batch; its gradients, by the parameters, are those of the loss without its scale."""
+        for x in self.parameters.values():
+            x.grad = None
+        with self._casting:
+            loss = self._run.task.loss(self.model, batch).float()
+        (loss if self.scale is None else loss * self.scale.scale).backward()
+        if self.scale is not None:
+            torch._foreach_mul_(list(self.gradients().values()), self.scale.scale.reciprocal())
+        return loss.detach()
+
+    def _average(self, batch: Batch) -> Float[Tensor, ""]:
+        """The mean loss of the ranks, and the means of their gradients in FP32: those of data-parallel processes, one by one."""
+        ranks, flat = self._run.rung.ranks, list[Tensor]()
+        for rank in range(ranks):
+            parts = [self._differentiate(self._run.share(batch, rank)), *self.gradients().values()]
+            flat.append(torch.cat([x.reshape(-1).float() for x in parts]))
+        means = (sum(flat[1:], flat[0]) / ranks).split([part.numel() for part in parts])
+        for part, mean in zip(parts, means, strict=True):
+            part.copy_(mean.view_as(part))
+        return parts[0]
+
     def capture(self, batch: Batch) -> str:
         """Have steps replay one CUDA graph, whose inputs are copied into the same memory; or return why it cannot be.
 
         A step of the text-to-image model of 10 million parameters on an H200 takes 16.4 ms so, and 79 ms without: it is bound by
         launches (`python -m benchmarks.training`). `batch` has the shapes of all batches; its values leave nothing behind.
         """
-        if self._run.rung.ranks > 1:
-            return "a step of several ranks is not captured"
         device, before = self._device, {name: x.clone() for name, x in self.tensors().items()}
         self._inputs = {name: x.to(device) for name, x in batch.items()}
         try:

@@ -153,7 +153,7 @@ class TestCommand:
             (("train", "fresh=true"), "fresh: True cannot be used; runs are shared"),
             (("train", "out=o"), "out: 'o' cannot be used; a study ends with a report"),
             (("train", *SMALL, "baseline=none"), "baseline: 'NoneType' cannot be used; .*leave it out"),
-            (("train", "task=imagefolder", "task.data.path=nowhere"), "task.data.path: 'nowhere' cannot be used; "),
+            (("train", "task=language", "task.data.path=nowhere"), "task.data.path: 'nowhere' cannot be used; "),
         ],
     )
     def test_what_it_refuses(self, numdev: Command, words: tuple[str, ...], said: str) -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from numdev.training.data import UNKNOWN
-from numdev.training.scenes import COLOURS, RELATIONS, SHAPES, VOCABULARY, Scene, Scenes, Thing, draw, picture_of, render, scenes
+from numdev.training.scenes import COLOURS, RELATIONS, SHAPES, TOKENS, Scene, Scenes, Thing, picture_of, render, scenes
 
+DATA = Scenes(1.0)
 RED = Thing("small", "red", "circle")
 BLUE = Thing("large", "blue", "square")
 
@@ -28,11 +28,11 @@ def middle(picture: torch.Tensor, colour: str) -> tuple[float, float]:
     return right, down
 
 
-def test_every_scene_has_its_own_caption_of_known_words() -> None:
+def test_every_scene_has_its_own_caption_and_tokens() -> None:
     assert len(scenes()) == 36 + 36 * 4 * 36
-    tokens = VOCABULARY.encode(scenes())
-    assert UNKNOWN not in tokens
-    assert tokens.max() == VOCABULARY.size - 1
+    drawn = DATA.drawn(0, 0, 4096, 4)
+    assert len({*map(tuple, drawn.tokens.tolist())}) == len(set(drawn.captions))
+    assert set(drawn.tokens.unique().tolist()) == {0, *range(2, TOKENS)}
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -45,7 +45,7 @@ def test_things_stand_as_the_relation_says(relation: str) -> None:
 
 
 def test_things_never_touch() -> None:
-    drawn = draw(1, 0, 512, 32)
+    drawn = DATA.drawn(0, 1, 512, 32)
     for caption, picture in zip(drawn.captions, drawn.pictures, strict=True):
         things = (scenes()[caption].first, scenes()[caption].second)
         pair = [torch.tensor(COLOURS[thing.colour])[:, None, None] for thing in things if thing]
@@ -57,13 +57,13 @@ def test_things_never_touch() -> None:
 
 def test_a_scene_that_is_held_out_is_never_trained_on_in_either_wording() -> None:
     assert all(scene.is_held_out == scene.converse.is_held_out for scene in scenes().values() if scene.second)
-    assert not any(scenes()[caption].is_held_out for step in range(8) for caption in draw(0, step, 64, 32).captions)
-    assert all(scenes()[caption].is_held_out for caption in draw(0, 0, 64, 32, held_out=True).captions)
+    assert not any(scenes()[caption].is_held_out for step in range(8) for caption in DATA.drawn(step, 0, 64, 32).captions)
+    assert all(scenes()[caption].is_held_out for caption in DATA.held_out(64, 32).captions)
     assert 0.1 < np.mean([scene.is_held_out for scene in scenes().values()]) < 0.15
 
 
 def test_other_sizes_of_picture_show_the_same_scene() -> None:
-    small, large = draw(0, 0, 8, 32), draw(0, 0, 8, 64)
+    small, large = DATA.drawn(0, 0, 8, 32), DATA.drawn(0, 0, 8, 64)
     assert (torch.nn.functional.avg_pool2d(large.pictures, 2) - small.pictures).abs().mean() < 0.02
 
 

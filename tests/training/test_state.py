@@ -13,7 +13,7 @@ from numdev.training import state as state_module
 from numdev.training.attend import CallCounts
 from numdev.training.rung import Numerics
 from numdev.training.state import LossScale, State, checksum, initial, moved
-from tests.training.toy import CPU, toy, trained
+from tests.training.toy import CPU, Toy, toy, trained
 
 
 def test_the_scale_halves_where_gradients_overflow_and_doubles_after_clean_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +38,20 @@ def test_gradients_do_not_depend_on_the_scale() -> None:
         state.update(run.task.batch_of(0, 0))
         gradients.append(state.gradients())
     assert all(torch.equal(each[name], gradients[0][name]) for each in gradients for name in gradients[0])
+
+
+@pytest.mark.parametrize("numerics", Numerics)
+def test_ranks_average_loss_and_gradients_of_their_parts_in_fp32(numerics: Numerics) -> None:
+    """To the bit: a sum of two numbers has one order."""
+    task = Toy(clip=0.0)
+    state, batch = State(toy(task=task, numerics=numerics, ranks=2), CPU, CallCounts()), task.batch_of(0, 0)
+    parts = []
+    for rows in batch["x"].chunk(2):
+        loss = state._differentiate({"x": rows})
+        parts.append((loss, *(x.clone() for x in state.gradients().values())))
+    loss, _ = state.update(batch)
+    for own, first, second in zip((loss, *state.gradients().values()), *parts, strict=True):
+        assert torch.equal(own, ((first.float() + second.float()) / 2).to(own.dtype))
 
 
 def test_a_step_that_overflows_is_skipped_and_does_not_stop_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

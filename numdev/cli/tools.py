@@ -21,9 +21,9 @@ paired by seed where problem and baseline are the same, p is by Student's t on
 the logarithm of the ratio, adjusted by Holm's method for the number of
 comparisons, and has to be below 0.05. It is broken if A has a result and B
 none, or zeros, or more NaN and Inf. Both are regressions, and so is a point
-that B lacks. Points that A lacks are listed. Points of equal bits are told
-apart and not tested; one replicate alone has no interval, and its change is
-unknown; so is that of a point with NaN or Inf on both sides.
+that B lacks. Points of equal bits are told apart and not tested. The change is
+unknown where there is one replicate alone, where problem, baseline or seeds
+differ, and where both sides hold NaN or Inf.
 
 Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv
 cannot be written; 5 if there is no regression and B has outputs that are NaN,

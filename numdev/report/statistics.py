@@ -15,7 +15,6 @@ Nothing here knows a study or a claim.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
@@ -29,7 +28,7 @@ from numdev.results.record import student_quantile, summary
 Floats = NDArray[np.float64]
 
 STEP = math.log(2)
-"""How far beyond a bound a replicate is taken to lie that differs from equal ones, in logarithms: see `p_of_equal`."""
+"""How far beyond a bound a replicate is taken to lie that differs from equal ones, in logarithms: see `Share.p`."""
 _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less: equal values have slope 0, not 1e-16
 
 
@@ -37,8 +36,7 @@ _NOISE = 1e-12  # logarithms below 1e3 in FP64, and their mean, are off by less:
 class Share:
     """The replicates of one cluster: their mean, its standard error, and the degrees of freedom of that.
 
-    One replicate alone has an infinite error. Replicates that are all equal have none, and bound a share in place of a mean: see
-    `p_of_equal`.
+    One replicate alone has an infinite error. Replicates that are all equal have none, and bound a share in place of a mean.
     """
 
     mean: float
@@ -53,35 +51,29 @@ class Share:
         spread = 0.0 if float(np.ptp(array)) <= _NOISE * float(np.abs(array).max()) else float(array.std(ddof=1))
         return Share(summary(values).mean, spread / math.sqrt(len(values)), len(values) - 1)
 
-    def half(self, confidence: float) -> float:
-        """Half the width of the two-sided interval."""
-        return student_quantile(confidence, self.freedom) * self.error if 0 < self.error < math.inf else self.error
+    @property
+    def half(self) -> float:
+        """Half the width of the two-sided 95 % interval."""
+        return student_quantile(0.95, self.freedom) * self.error if 0 < self.error < math.inf else self.error
 
-    def beyond(self, bound: float) -> float:
-        """The p-value of the hypothesis that the mean is `bound`: the least 1 - confidence whose interval excludes it."""
-        return 0.0 if math.isinf(bound) else p_value(abs(self.mean - bound), self.error, self.freedom)
+    def p(self, distance: float) -> float:
+        """The two-sided p-value of the hypothesis that the mean of all replicates lies `distance` away from this mean.
 
+        It is the least 1 - confidence whose interval excludes that. Equal replicates have no standard error: what they bound is
+        the share s of replicates that differ from them, which is below `largest_share(count)` (Clopper & Pearson 1934). One that
+        differs is taken to lie at most a factor of two, `STEP`, beyond the bound that is `distance` away: a maximum of one ulp
+        becomes two, and if half of the values over R in log x double, their exponent changes by at most `1.5 log 2 / R`, which
+        is below `STEP` where x spans a factor of 4.5 or more. Then the mean lies at the bound only if
+        `s >= distance / (distance + STEP)`, and `count` replicates show none that differs with probability `(1 - s)^count`, which
+        is never 0.
+        """
+        if math.isinf(distance) or math.isinf(self.error):
+            return 0.0 if math.isinf(distance) else 1.0
+        if self.error == 0:
+            return (STEP / (max(0.0, distance) + STEP)) ** (self.freedom + 1)
+        from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
 
-def p_value(distance: float, error: float, freedom: float) -> float:
-    """The two-sided p-value of the hypothesis that a mean lies `distance` away; `p_of_equal` where all replicates are equal."""
-    if error == 0:
-        return p_of_equal(distance, round(freedom) + 1)
-    from scipy.special import stdtr  # late: points of one replicate, which have no interval, are shown without scipy
-
-    return 1.0 if math.isinf(error) else min(1.0, 2 * float(stdtr(freedom, -distance / error)))
-
-
-def p_of_equal(distance: float, count: int) -> float:
-    """The p-value, from `count` replicates that are all equal, of the hypothesis that the mean of all lies `distance` away.
-
-    Equal replicates have no standard error: what they bound is the share s of replicates that differ from them, which is below
-    `largest_share(count)` (Clopper & Pearson 1934). A replicate that differs is taken to lie at most a factor of two, `STEP`,
-    beyond the bound that is `distance` away: a maximum of one ulp becomes two, and if half of the values over R in log x double,
-    their exponent changes by at most `1.5 log 2 / R`, which is below `STEP` where x spans a factor of 4.5 or more. Then the mean
-    lies at the bound only if `s >= distance / (distance + STEP)`, and `count` replicates show none that differs with probability
-    `(1 - s)^count`, which is never 0.
-    """
-    return (STEP / (max(0.0, distance) + STEP)) ** count
+        return min(1.0, 2 * float(stdtr(self.freedom, -distance / self.error)))
 
 
 def largest_share(count: int, confidence: float = 0.95) -> float:
@@ -156,7 +148,7 @@ def significant(value: float, digits: int = 2) -> str:
     return f"{float(text):.0f}" if "e" in text else text.removesuffix(".")
 
 
-def _interval(
+def mean(
     values: Iterable[float],
     replicates: Sequence[Hashable] | None = None,
     clusters: Sequence[Hashable] | None = None,
@@ -164,10 +156,10 @@ def _interval(
     *,
     logarithmic: bool = False,
 ) -> Interval:
-    """The mean over all clusters with equal weight; each end is that of the cluster that reaches farthest.
+    """The mean over all clusters with equal weight; each end of its interval is that of the cluster that reaches farthest.
 
     Each value is a replicate of its own, and all are of one cluster, unless stated. Clusters of one replicate each are no
-    clusters: then the replicates are independent.
+    clusters: then the replicates are independent. `excluded` were left out; of `logarithmic` values it is the geometric mean.
     """
     of_replicate: dict[Hashable, list[float]] = {}
     cluster_of: dict[Hashable, Hashable] = {}
@@ -183,18 +175,11 @@ def _interval(
     if not of_cluster:
         return replace(NOTHING, excluded=excluded)
     shares = tuple(map(Share.of, of_cluster.values()))
-    low, high = (end(share.mean + sign * share.half(0.95) for share in shares) for end, sign in ((min, -1), (max, 1)))
-    ends = math.fsum(share.mean for share in shares) / len(shares), low, high
+    estimate = math.fsum(share.mean for share in shares) / len(shares)
+    ends = estimate, min(share.mean - share.half for share in shares), max(share.mean + share.half for share in shares)
     if logarithmic:
-        ends = _exp(ends[0]), _exp(low), _exp(high)
+        ends = _exp(ends[0]), _exp(ends[1]), _exp(ends[2])
     return Interval(*ends, len(of_replicate), excluded, shares, logarithmic)
-
-
-def mean(
-    values: Sequence[float], replicates: Sequence[Hashable] | None = None, clusters: Sequence[Hashable] | None = None
-) -> Interval:
-    """The mean and its interval; each value is a replicate of its own, and all are of one cluster, unless stated."""
-    return _interval(values, replicates, clusters)
 
 
 def typical(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Interval:
@@ -205,7 +190,7 @@ def typical(values: Sequence[float], clusters: Sequence[Hashable] | None = None)
     """
     if not all(value > 0 and math.isfinite(value) for value in values):
         return mean(values, None, clusters)
-    return _interval(np.log(_floats(values)), None, clusters, logarithmic=True)
+    return mean(np.log(_floats(values)), None, clusters, logarithmic=True)
 
 
 def ratio(
@@ -233,7 +218,7 @@ def ratio(
     logs[positive] = np.log(top[positive]) - np.log(bottom[positive])
     logs[np.abs(logs) < _NOISE] = 0.0
     names, groups = (None if each is None else list(compress(each, usable)) for each in (replicates, clusters))
-    return _interval(logs[usable], names, groups, int((~usable).sum()), logarithmic=True)
+    return mean(logs[usable], names, groups, int((~usable).sum()), logarithmic=True)
 
 
 def _floats(values: Iterable[SupportsFloat]) -> Floats:
@@ -254,136 +239,26 @@ def slope(
 
     Values of y that are zero or not finite are left out and counted; so are replicates left with fewer than two different x.
     """
-    across, up = _floats(x), _floats(y)
-    usable = np.isfinite(up) & (up > 0) & (across > 0)
-    names, excluded = list(compress(replicates, usable)), int((~usable).sum())
-    groups = [None] * len(names) if clusters is None else list(compress(clusters, usable))
-    across, up = np.log(across[usable]), np.log(up[usable])
-    slopes: list[float] = []
-    cluster_of: list[Hashable] = []
-    for name in dict.fromkeys(names):
-        here = np.array([other == name for other in names])
-        if len(np.unique(across[here])) < 2:
-            excluded += int(here.sum())
-        else:
-            slopes.append(_line(across[here], up[here]))
-            cluster_of.append(groups[names.index(name)])
-    return _interval(slopes, None, cluster_of, excluded)
-
-
-def _line(x: Floats, y: Floats) -> float:
-    """Slope of the least-squares line; 0 where all y are equal but for noise."""
     from scipy.stats import linregress  # late: it takes longer to import than numdev, and most figures need no line
 
-    return 0.0 if float(abs(y - y.mean()).max()) < _NOISE else float(linregress(x, y).slope)
+    across, up = _floats(x), _floats(y)
+    usable = np.isfinite(up) & (up > 0) & (across > 0)
+    lines: dict[Hashable, list[int]] = {}
+    for place, name in enumerate(replicates):
+        if usable[place]:
+            lines.setdefault(name, []).append(place)
+    kept = [line for line in lines.values() if len(np.unique(across[line])) > 1]
+    logs = [(np.log(across[line]), np.log(up[line])) for line in kept]
+    slopes = [0.0 if float(abs(y - y.mean()).max()) < _NOISE else float(linregress(x, y).slope) for x, y in logs]
+    groups = None if clusters is None else list(clusters)
+    return mean(slopes, None, groups and [groups[line[0]] for line in kept], len(up) - sum(map(len, kept)))
 
 
-@dataclass(frozen=True)
-class Signs:
-    """How often the first of a pair was larger, smaller or equal."""
+def sign_test(larger: int, smaller: int) -> float:
+    """The two-sided p-value of the hypothesis that one of a pair is as often the larger as the smaller; equal pairs are none."""
+    from scipy.stats import binomtest  # late: it takes longer to import than numdev, and few tables count signs
 
-    larger: int
-    smaller: int
-    equal: int
-
-    @property
-    def count(self) -> int:
-        return self.larger + self.smaller + self.equal
-
-    @property
-    def p(self) -> float:
-        """Two-sided, of the sign test on the unequal pairs."""
-        from scipy.stats import binomtest  # late: it takes longer to import than numdev, and few tables count signs
-
-        unequal = self.larger + self.smaller
-        return float(binomtest(self.larger, unequal).pvalue) if unequal else 1.0
-
-
-def signs(a: Iterable[SupportsFloat], b: Iterable[SupportsFloat], replicates: Iterable[Hashable] | None = None) -> Signs:
-    """The signs of `log a/b` by replicate. Pairs of one replicate are averaged and are one trial.
-
-    Each pair is a replicate of its own unless given. Pairs without a finite ratio are left out, but for equal zeros.
-    """
-    first, second = _floats(a), _floats(b)
-    names = range(len(first)) if replicates is None else replicates
-    sums: dict[Hashable, list[float]] = {}
-    for name, top, bottom in zip(names, first, second, strict=True):
-        if top == bottom:
-            sums.setdefault(name, []).append(0.0)
-        elif min(top, bottom) >= 0 and max(top, bottom) < math.inf:
-            sums.setdefault(name, []).append(math.log(top / bottom) if top and bottom else math.copysign(math.inf, top - bottom))
-    means = [sum(logs) / len(logs) for logs in sums.values()]
-    return Signs(sum(v > 0 for v in means), sum(v < 0 for v in means), sum(v == 0 for v in means))
-
-
-_OTHER_MACHINE = 1e-12
-"""Relative change that a metric's own FP64 arithmetic makes on another machine. A sum of N d terms in another order is off by
-less than 100 u = 1e-14. Golden is off by a few u of r, say 2^-51 r: 2^-40 = 9e-13 of a deviation of 2^-11 r, which is u of fp16.
-Finer formats deviate less and take more of golden's error, but of either sign, which the interval over seeds allows for."""
-
-
-@dataclass(frozen=True)
-class Test:
-    """Whether B is larger or smaller than A by more than a tolerance.
-
-    The tolerance T is a ratio of at least 1. The hypothesis tested is |log ratio| <= log T, and p < 0.05 exactly where the 95 %
-    confidence interval of the ratio lies beyond T or below 1 / T; with T = 1 it is the usual two-sided t test. Ratios that are
-    equal in all replicates have the p-value of `p_of_equal`.
-
-    Attributes:
-        ratio: with its 95 % interval.
-        p: two-sided, before any adjustment; NaN where nothing can be tested.
-        is_larger: whether B is the larger one, where they differ.
-        note: what the reader should know of the test.
-    """
-
-    __test__ = False  # pytest collects classes of this name
-
-    ratio: Interval
-    p: float
-    is_larger: bool
-    note: str = ""
-
-
-def paired(a: Floats, b: Floats, tolerance: float) -> Test:
-    """By Student's t on the logarithms of b / a, replicate by replicate; equal zeros are a ratio of 1.
-
-    Where a pair has no finite ratio, such as a zero on one side alone, p is that of the sign test over all pairs.
-    """
-    with np.errstate(invalid="ignore"):
-        b = np.where(np.abs(b - a) <= _OTHER_MACHINE * np.abs(a), a, b)
-    times = ratio(b, a)
-    if len(a) < 2:
-        return Test(times, math.nan, times.estimate > 1, "one replicate alone has no interval; measure more seeds")
-    if times.excluded:
-        counted = Signs(int((b > tolerance * a).sum()), int((a > tolerance * b).sum()), 0)
-        note = f"{times.excluded} of {len(a)} pairs have no finite ratio; p is of the sign test"
-        return Test(times, counted.p, counted.larger > counted.smaller, note)
-    (share,) = times.shares
-    p = p_value(abs(share.mean) - math.log(tolerance), share.error, share.freedom)
-    return Test(times, p, times.estimate > 1)
-
-
-def unpaired(a: Floats, b: Floats, tolerance: float) -> Test:
-    """By Welch's t on the logarithms of b and of a."""
-    from scipy.stats import sem, ttest_ind  # late: it takes longer to import than numdev, and most tables test nothing
-
-    note = "not paired: problem, baseline or seeds differ"
-    if min(len(a), len(b)) < 2:
-        return Test(NOTHING, math.nan, False, f"{note}; one replicate alone has no interval")
-    if not all(np.isfinite(values).all() and values.min() > 0 for values in (a, b)):
-        return Test(NOTHING, math.nan, False, f"{note}; a value that is zero or not finite has no logarithm")
-    before, after = np.log(a), np.log(b)
-    estimate = float(after.mean() - before.mean())
-    error = math.hypot(sem(before), sem(after)) if max(np.ptp(before), np.ptp(after)) > _NOISE else 0.0
-    freedom, low, high = min(len(a), len(b)) - 1.0, estimate, estimate
-    if error > 0:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)  # one side may be alike to the last bits
-            welch = ttest_ind(after, before, equal_var=False)
-        freedom, (low, high) = float(welch.df), welch.confidence_interval(0.95)
-    interval = Interval(math.exp(estimate), math.exp(low), math.exp(min(high, 700.0)), min(len(a), len(b)))
-    return Test(interval, p_value(abs(estimate) - math.log(tolerance), error, freedom), estimate > 0, note)
+    return float(binomtest(larger, larger + smaller).pvalue) if larger + smaller else 1.0
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -39,7 +39,7 @@ from numdev.report.claims.verdicts import (
 from numdev.report.reading.frames import at_the_end, is_broken
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, compared, formats
 from numdev.report.reading.wording import PLAIN, Wording, Words
-from numdev.report.statistics import Interval, mean, ratio, significant, signs, slope, typical
+from numdev.report.statistics import Interval, mean, ratio, sign_test, significant, slope, typical
 from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Labels
 from numdev.results.manifest import EntryRole
 from numdev.results.record import Reference
@@ -492,6 +492,9 @@ def _counted(pairs: pd.DataFrame, metric: str) -> str:
     """How many replicates are larger; pairs of one replicate are one trial of the sign test, by their mean."""
     if (pairs[metric] == pairs[f"{metric}_other"]).all():
         return f"exactly equal in all {len(pairs)} pairs"
-    counted = signs(pairs[metric], pairs[f"{metric}_other"], pairs["seed"])
-    test = "" if pairs["cluster"].nunique() > 1 else f" (sign test p = {counted.p:.2g})"  # heads of a layer are no trials
-    return f"larger in {counted.larger}, equal in {counted.equal} of {counted.count} replicates{test}"
+    with np.errstate(divide="ignore"):
+        logs = (pairs[metric] / pairs[f"{metric}_other"]).fillna(1.0).transform(np.log)  # two zeros are a ratio of 1
+    ways = np.sign(logs.groupby(pairs["seed"]).mean())
+    larger, smaller = int((ways > 0).sum()), int((ways < 0).sum())
+    test = "" if pairs["cluster"].nunique() > 1 else f" (sign test p = {sign_test(larger, smaller):.2g})"  # heads are no trials
+    return f"larger in {larger}, equal in {int((ways == 0).sum())} of {len(ways)} replicates{test}"

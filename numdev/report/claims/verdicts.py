@@ -6,7 +6,7 @@ verdict at most can apply, a wide interval decides nothing, and that two things 
 different has: by two one-sided tests (Schuirmann 1987, J. Pharmacokinet. Biopharm. 15, 657) against a margin that is stated.
 
 The p-value of a value is the least alpha at which the interval of confidence 1 - alpha decides it; of replicates that are all
-equal, which have no interval, see `p_of_equal`. A claim may ask for several values: that each of five kernels lies in the region.
+equal, which have no interval, see `Share.p`. A claim may ask for several values: that each of five kernels lies in the region.
 It holds if each value is shown to lie inside, so its p is the largest of theirs, without an adjustment among them
 (intersection-union: Berger 1982, Technometrics 24, 295). It fails if one of its m values is shown to lie outside, which is a
 choice among m, so its p is m times the least (Bonferroni).
@@ -91,7 +91,7 @@ class Region:
             return 1.0, 1.0
         side = sides.pop()
         bounds = {-1: (low,), 1: (high,), 0: (low, high)}[side]
-        p = max(share.beyond(bound) for share in value.shares for bound in bounds)
+        p = max(share.p(abs(share.mean - bound)) for share in value.shares for bound in bounds)
         return (1.0, p) if side else (p, 1.0)
 
 

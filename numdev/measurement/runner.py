@@ -18,7 +18,7 @@ from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Column, OnReplicate, Record, Status, Where, Within, describe, key_of
-from numdev.user_code import foreign
+from numdev.sources import foreign
 
 CACHE_BYTES = 2 << 30
 Value = TypeVar("Value")

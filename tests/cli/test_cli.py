@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from numdev import user_code
+from numdev import sources
 from numdev.attention.groups import GROUPS
 from numdev.cli import launch, schema
 from numdev.cli.compose import composer, config_folder
@@ -55,7 +55,7 @@ def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyte
     """`numdev("measure", "seeds=1")` runs that command in an empty folder, and forgets what it imported from there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(user_code, "_SEEN", {})
+    monkeypatch.setattr(sources, "_SEEN", {})
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
 
     def run(*arguments: str) -> Ran:

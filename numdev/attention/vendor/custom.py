@@ -15,7 +15,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.vendor.dispatch import IN_TORCH, InDtype, dtype_of
 from numdev.errors import BadInput, BadOutput
 from numdev.settings import setting
-from numdev.user_code import Loaded, loaded
+from numdev.sources import Loaded, loaded
 
 _FIELD = "attention.function"
 
@@ -28,7 +28,7 @@ class Custom(InDtype):
     raises `numdev.Unsupported` for a mask or shape that it cannot honour. What it returns is refused unless it has the shapes
     above, lies on the device of the inputs, and `out` has the torch dtype of `fmt`, `lse` FP32 (FP64 where `fmt` is FP64).
 
-    `digest` is the SHA-256 of its sources, so that results of an edited function have another key; see `numdev.user_code`.
+    `digest` is the SHA-256 of its sources, so that results of an edited function have another key; see `numdev.sources`.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {_FIELD}, "kernel", IN_TORCH)

@@ -25,7 +25,7 @@ ARROWS = {
 }
 # Where an operation declares what the others must know of it.
 DECLARES = ("attention.operation",)
-FOR_ALL = ("errors", "lazy", "settings", "machine", "sources")
+FOR_ALL = ("errors", "lazy", "settings", "sources")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED: tuple[str, ...] = ("base", "cost", "recurrence", "steps", "tile_schedule", "vendor.dispatch")
 IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")

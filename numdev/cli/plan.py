@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from numdev.cli.progress import output
-from numdev.machine import available_bytes, size_text
 from numdev.measurement.runner import Runner
+from numdev.results.environment import available_bytes
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint, stored
 
@@ -68,3 +68,11 @@ def show(plans: Mapping[str, Plan]) -> None:
     console.print(rows)
     console.print(sum(others, first).sentence(), markup=False)
     console.print("Nothing was measured or written.", markup=False)
+
+
+def size_text(size: int) -> str:
+    """A number of bytes in the unit in which it has one to four digits, such as `37 MiB`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}" if size < 1000 * factor else f"{size / factor:.0f} {unit}"
+    return f"{size / 1024:.3g} KiB"

@@ -28,9 +28,9 @@ from numdev.cli import plan, show
 from numdev.cli.exit_codes import Ended, Interrupted, code_of_study, worst
 from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
 from numdev.errors import BadInput, NumdevError
-from numdev.machine import available_bytes, usable_cores
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.runner import CACHE_BYTES, Runner
+from numdev.results.environment import available_bytes, usable_cores
 from numdev.results.store import Store
 from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, stored
 from numdev.results.study import run as run_study

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.machine import available_bytes
 from numdev.measurement.metrics import DIRECTED, METRICS, Direction, Sample, compare
 from numdev.measurement.operation import Measurable, Operation, Outputs, Random, Reproducible
 from numdev.measurement.runner import Context, Findings, Kept, Kind, Point
+from numdev.results.environment import available_bytes
 from numdev.results.record import Column, Reference, Use
 
 Value = TypeVar("Value")

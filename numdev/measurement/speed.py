@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -15,13 +16,14 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from numdev.errors import BadInput
-from numdev.machine import available_bytes, profiler
 from numdev.measurement.deviation import COMPARISON, nonfinite, zero
 from numdev.measurement.metrics import METRICS, Deviation, Sample, compare
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point
+from numdev.results.environment import available_bytes
 from numdev.results.record import Column, describe
 from numdev.settings import setting
 
@@ -199,7 +201,8 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         peak = torch.cuda.max_memory_allocated(device) - before
         del kept
         return peak
-    with profiler(device, profile_memory=True) as watched:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some versions of the profiler's library write lines to the terminal
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
         kept = run()
     del kept
     assert watched.profiler is not None

@@ -1,4 +1,4 @@
-"""Where a measurement was made."""
+"""Where a measurement is made: the device, all that may change a bit of a result, and cores and memory that can be used."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,6 +34,7 @@ _GPU_PATHS = {
     "CUBLAS_WORKSPACE_CONFIG": "the workspace of cuBLAS, on which its choice of kernels depends",
 }
 UNSET = "unset"
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def resolve_device(name: str) -> torch.device:
@@ -79,6 +81,29 @@ def environment(device: torch.device) -> dict[str, str]:
         facts["cudnn"] = str(torch.backends.cudnn.version())
         facts |= {name: os.environ.get(name) or UNSET for name in _GPU_PATHS}
     return facts
+
+
+def usable_cores() -> int:
+    """Physical cores, no more than processors of its affinity, nor than a container gives it time for."""
+    import psutil  # late, as below: few of those who read results measure
+
+    cores = psutil.cpu_count(logical=False) or 1
+    if sys.platform == "linux":
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    if _QUOTA.is_file():
+        quota, _, period = _QUOTA.read_text().strip().partition(" ")  # `150000 100000`, or `max 100000`
+        cores = cores if quota == "max" else min(cores, int(quota) // int(period or 100_000))
+    return max(cores, 1)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that can still be taken on a device, without swapping on a CPU."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what the allocator caches is free
+        return int(torch.cuda.mem_get_info(device)[0]) + held
+    import psutil
+
+    return psutil.virtual_memory().available
 
 
 @lru_cache

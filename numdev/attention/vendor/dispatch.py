@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -12,6 +13,7 @@ from typing import ClassVar, TypeVar
 import torch
 from jaxtyping import Bool
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
@@ -32,7 +34,6 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import KernelLaunch
 from numdev.errors import BadInput, Unsupported
-from numdev.machine import profiler
 
 T = TypeVar("T")
 Result = tuple[Tensor, Tensor | None]
@@ -107,6 +108,7 @@ def refusals(field: str, who: str) -> Iterator[None]:
             raise Unsupported(field, f"{who}: {str(error).splitlines()[0]} {reasons}".strip()) from None
 
 
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some versions of the profiler's library write lines to the terminal
 _RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler runs once for each in a process
 
 
@@ -140,7 +142,8 @@ _ENTRY = "aten::scaled_dot_product_attention"  # the operator that chooses
 def kernels_of(run: Callable[[], T], device: torch.device) -> tuple[T, tuple[str, ...]]:
     """The result of a call and the names of the kernels that it ran on the GPU, or of its attention operators on a CPU."""
     run()  # the first call may compile or set up, which must not be counted
-    with profiler(device) as watched:
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    with profile(activities=activities) as watched:
         result = run()
         if device.type == "cuda":
             torch.cuda.synchronize(device)

@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from numdev.errors import BadInput
-from numdev.machine import usable_cores
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.figures.plot import NEEDED, POINTS, Plot, default_of, plot_of
 from numdev.report.figures.theme import to_png, to_svg
@@ -22,6 +21,7 @@ from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.view import of_comparison, tidy
 from numdev.report.studies.registry import FIGURES, own_plot, plots_of
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
+from numdev.results.environment import usable_cores
 from numdev.results.files import write_atomically
 
 _FEWEST = 8  # figures; to start processes for fewer takes about as long as it saves

@@ -15,7 +15,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from numdev.errors import BadInput, NotAChoice
+from numdev.errors import BadInput, NotAChoice, one_of
 
 E = TypeVar("E", bound=Enum)
 T = TypeVar("T")
@@ -159,10 +159,11 @@ def make(kind: Callable[..., T], values: Mapping[str, Any], where: str) -> T:
     try:
         return kind(**arguments)
     except BadInput as error:
-        group, _, name = error.field.partition(".")
+        name = error.field.partition(".")[2] or error.field
+        group = error.field.removesuffix(name)
         if type(error) is not BadInput or error.field == f"{where}.{name}" or name.partition(".")[0] not in _fields(kind):
             raise
-        hint = error.hint.replace(f"{group}.", f"{where}.")  # it names the group that such objects are mostly in
+        hint = error.hint.replace(group, f"{where}.") if group else error.hint  # it names the group that objects are mostly in
         raise BadInput(f"{where}.{name}", error.value, hint) from None
 
 
@@ -172,7 +173,9 @@ def _converted_all(kind: Callable[..., Any], values: Mapping[str, Any], where: s
     arguments: dict[str, Any] = {}
     for name, value in values.items():
         if name not in known and not isinstance(known, defaultdict):
-            raise BadInput(f"{where}.{name}", value, f"{getattr(kind, '__name__', kind)} takes no such argument")
+            raise BadInput(
+                f"{where}.{name}", value, f"{getattr(kind, '__name__', kind)} takes no such argument; {one_of(name, known)}"
+            )
         one = said[name][1] if name in said else None
         if one and one.none and value == one.none:
             arguments[name] = None
@@ -214,8 +217,12 @@ def _as(where: str, kind: Any, value: Any) -> Any:
         return float(value)
     if kind in _WORDS and type(value) is not kind:
         raise BadInput(where, value, f"give {_WORDS[kind]}")
-    if get_origin(kind) is tuple and isinstance(value, list):
+    if get_origin(kind) is tuple and isinstance(value, (list, tuple)):
         return tuple(converted(where, get_args(kind)[0], one) for one in value)
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        return {name: converted(f"{where}.{name}", get_args(kind)[1], one) for name, one in value.items()}
+    if get_origin(kind) in (tuple, Mapping):
+        raise BadInput(where, value, "give a list" if get_origin(kind) is tuple else "give names with values, {name: value}")
     return value
 
 

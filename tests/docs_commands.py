@@ -6,7 +6,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from numdev.cli import build, expand, launch, tools
 from numdev.cli.commands import refuse_unknown
 from numdev.cli.compose import config_folder, plain, register, study_fields
 from numdev.cli.main import COMMANDS
-from numdev.cli.point import request_of
 from numdev.report.comparison import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -124,7 +123,8 @@ def check_points(command: str, cfg: Any, hydra: Any) -> None:
     if command == "paper":
         points = [point for name in cfg.studies for point in expander.study(name, expander.composer.study(name)).points]
     elif command == "map" or cfg.study is None:
-        points = [build.point(request_of(cfg, hydra, expander, **({} if "seeds" in cfg else {"seeds": None})))]
+        request = expander.request()
+        points = [build.point(replace(request, raw={"seeds": None} | request.raw))]
     else:
         name = hydra.runtime.choices["study"]
         points = [*expander.study(name, study_fields(name, plain(cfg.study))).points]

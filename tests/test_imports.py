@@ -187,7 +187,7 @@ def test_help_waits_for_nothing() -> None:
         *others,
         "measurement",
         "results",
-        *(f"cli.{name}" for name in ("build", "expand", "figures", "map", "point", "runners", "show", "studies")),
+        *(f"cli.{name}" for name in ("build", "expand", "figures", "map", "point", "show", "studies")),
     )
     assert not forbidden(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 

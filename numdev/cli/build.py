@@ -1,4 +1,4 @@
-"""From a request to a point: the objects that its nodes make, and every explicit setting read by them, or refused.
+"""From settings to objects: a point, whose explicit settings are all read or refused by name, and the runner that measures it.
 
 A class that declares `accepted_settings` lists the settings that it reads; any other class reads the arguments of its own node,
 and what they refer to.
@@ -6,6 +6,7 @@ and what they refer to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -13,12 +14,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from omegaconf import DictConfig
 
 from numdev.attention.base import Implementation
 from numdev.attention.groups import AcceptedSettings
 from numdev.cli import schema
-from numdev.cli.compose import Composer, Flat, Request, config_folder, reference
-from numdev.errors import BadInput, NotHonoured
+from numdev.cli.compose import OPERATION, Flat, Request, plain, reference
+from numdev.errors import BadInput, NotHonoured, one_of
+from numdev.measurement.deviation import KIND, Deviations
+from numdev.measurement.operation import Operation
+from numdev.measurement.runner import Kind, Runner
+from numdev.measurement.speed import FOLLOWING, Budget, Speeds, derived
+from numdev.results.record import Record, Status, Use
 from numdev.results.study import Refused, StudyPoint
 from numdev.settings import make, types_of
 
@@ -49,8 +56,6 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
         BadInput: naming the setting as the command line does.
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
-    if request.foreign:
-        raise request.foreign[0]
     _refuse(request, _unread(request))
     config = request.config
     try:
@@ -74,9 +79,7 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
     """The place of a point that cannot be measured as it is stated."""
-    entries = (f"{name}={label}" for name, label in labels.items())
-    foreign = (f"{error.field}={error.value}" for error in request.foreign)
-    text = " ".join(dict.fromkeys([*map(str, request.said.values()), *foreign, *entries]))
+    text = " ".join(dict.fromkeys([*map(str, request.said.values()), *(f"{name}={label}" for name, label in labels.items())]))
     variant, problem = Refused(kind_of(request).rpartition("=")[2], text), node(request.config, "problem")
     return StudyPoint(problem, variant, None, problem.replicates(_seeds(request.config)), scenario, dict(labels), reason)
 
@@ -200,16 +203,16 @@ def _refuse(request: Request, reasons: Iterable[tuple[str, str]]) -> None:
 
 def _unread(request: Request) -> Iterator[tuple[str, str]]:
     """The explicit settings that nothing reads, and those that others override completely."""
-    said, raw, read = request.said, request.raw, reads(request)
-    if unread := [name for name in said if name not in read]:
-        first, *others = unread
-        place, option = _implementation(raw), kind_of(request)
-        why = accepted_by(raw, place).refusal(first, option)
-        able = [one for one, names in _accepted_by_options(place).items() if names.issuperset(unread)]
-        hint = f", or take {place}={' or '.join(able)}" if able else ""
-        also = "".join(f", nor {name}" for name in others)
-        leave = f"leave {'them' if others else 'it'} out"
-        yield first, why or f"{option} does not read {_called(request, first)}{also}; {leave}{hint}"
+    said, raw, read, composer = request.said, request.raw, reads(request), request.composer
+    for first, *others in filter(None, [[name for name in said if name not in read]]):
+        group, option, also = _implementation(raw), kind_of(request), "".join(f", nor {name}" for name in others)
+        able = [one for one in composer.options(group) if _accepts(composer.leaf(group, one), group, {first, *others})]
+        if first not in raw:  # only other options of its group have it
+            group, also, able = first.partition(".")[0], "", composer.options_with(first)
+            option = f"{group}={request.options[group]}"
+        why = accepted_by(raw, group).refusal(first, option)
+        hint = f"leave {'them' if also else 'it'} out" + (f", or take {group}={' or '.join(able)}" if able else "")
+        yield first, why or f"{option} does not read {_called(request, first)}{also}; {hint}"
     own = {name: one for name, one in said.items() if one.name == name}  # not by the file of an option, which values override
     for name, one in schema.settings().items():
         by = {f"{name.partition('.')[0]}.{other}": value for other, value in (one.overruled or {}).items()}
@@ -217,12 +220,9 @@ def _unread(request: Request) -> Iterator[tuple[str, str]]:
             yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
 
 
-@lru_cache(maxsize=32)
-def _accepted_by_options(group: str) -> dict[str, frozenset[str]]:
-    """The options of numdev's own files of a group, with the settings that each declares to read."""
-    own = Composer((config_folder(),))
-    declared = {option: _declared_by(own.leaf(group, option), group) for option in own.options(group)}
-    return {option: accepted.names for option, accepted in declared.items() if accepted is not None}
+def _accepts(leaf: Flat, group: str, names: set[str]) -> bool:
+    declared = _declared_by(leaf, group)
+    return declared is not None and declared.names.issuperset(names)
 
 
 def _called(request: Request, name: str) -> str:
@@ -243,3 +243,102 @@ def _without_effect(request: Request, variant: Any, problem: Any) -> Iterator[tu
 def _ineffective(made: Any, problem: Any) -> Iterator[tuple[str, str]]:
     for error in made.ineffective(getattr(problem, "shape", None)) if isinstance(made, Implementation) else ():
         yield error.field, error.hint
+
+
+def operation_of(settings: Mapping[str, Any] | None) -> Operation:
+    """The operation that a node makes.
+
+    Raises:
+        BadInput: if it makes none.
+    """
+    operation = node({OPERATION: settings}, OPERATION)
+    if isinstance(operation, Operation):
+        return operation
+    raise BadInput(OPERATION, settings, "it makes no numdev.measurement.operation.Operation; give operation=NAME, an option")
+
+
+def runner(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = None) -> Runner:
+    """The runner of a command, on the device of the configuration; arguments and errors as those of `kind`.
+
+    It is kept, so that golden results serve the next job of a sweep too.
+    """
+    of_kind: Any = kind(command, cfg, settings)  # a frozen dataclass, which its base does not say
+    return _runner(of_kind, cfg.device)
+
+
+_runner = lru_cache(maxsize=2)(Runner)
+
+
+def kind(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = None) -> Kind:
+    """The kind of measurement of a command.
+
+    Args:
+        command: `speed` times, `train` trains; every other one measures deviations.
+        cfg: the composed configuration.
+        settings: the node of the operation, where it is another than the configuration's.
+
+    Raises:
+        BadInput: for a device that is not there, for an operation that is none, and for one that another command measures.
+    """
+    operation = operation_of(settings or (cfg.operation and plain(cfg.operation, resolve=True)))
+    if (command == "train") is (operation.golden is not None):
+        hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
+        if operation.golden is None:
+            hint = "it has no exact result, its runs are compared with one another; use numdev train"
+        raise BadInput(OPERATION, operation.name, hint)
+    if command == "train":
+        from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
+
+        return WeightsOverTraining(operation)
+    if command != "speed":
+        return Deviations(operation)
+    return Speeds(operation, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))
+
+
+def figures(kind: Kind) -> list[str]:
+    """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
+    table = next(iter(kind.columns.values()))
+    own = [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
+    own += FOLLOWING if any(column.name == "latency" for column in table) else []
+    outputs = kind.operation.output_names if kind.name == KIND else ()
+    return [f"{output}.{name}" for output in outputs for name in own] if outputs else own
+
+
+def comparable(program: str, operation: Operation) -> list[str]:
+    """The columns that the claims and the plot of a study may name, of points of an operation as a command measures them."""
+    if operation.golden is None:
+        from numdev.training.weights import RUN, TABLES, WEIGHTS  # late: it imports every model
+
+        of_tables = [[one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN)]
+        return [*of_tables[0], *(name for name in of_tables[1] if f"baseline_{name}" in of_tables[1])]
+    deviations = figures(Deviations(operation))
+    if program != "speed":
+        return deviations
+    of_speed, of_outputs = figures(Speeds(operation)), {name.rpartition(".")[2] for name in deviations}
+    return [*of_speed, *(f"{operation.primary}.{name}" for name in of_speed if name in of_outputs)]
+
+
+def refuse_objective(text: str | None, kind: Kind) -> None:
+    """Raise BadInput before anything is measured where there is no such figure to minimise."""
+    if text is not None and text not in (known := figures(kind)):
+        raise BadInput("objective", text, one_of(text, known, most=12))
+
+
+def objective(text: str | None, record: Record) -> float | None:
+    """The figure of a point from its record, the mean over its seeds; None where there is none, or the output holds NaN or Inf.
+
+    Raises:
+        BadInput: for an output that the variant does not have.
+    """
+    if text is None or not record.rows:
+        return None
+    output, _, name = text.rpartition(".")
+    rows = [row for row in record.rows if (row["subject"], row["reference"]) == ("variant", "golden")]
+    own = [row for row in rows if row["output"] == (output or record.outputs[0])]
+    if not own:
+        known = [f"{one}.{name}" for one in dict.fromkeys(row["output"] for row in rows)]
+        raise BadInput("objective", text, f"the variant returns no {output}; {one_of(text, known)}")
+    if record.status is not Status.OK and any(row.get(count, 1) for row in own for count in ("nan_count", "inf_count")):
+        return None  # a figure of the elements that are left, or the time of a wrong result, would win
+    mean = math.fsum((derived(row) if name in FOLLOWING else row)[name] for row in own) / len(own)
+    return None if math.isnan(mean) else mean

@@ -49,7 +49,7 @@ def train(cfg: DictConfig, job: Job) -> Ended:
 
 def paper(cfg: DictConfig, job: Job) -> Ended:
     """Every study of the paper, then its report."""
-    from numdev.cli import expand, runners, studies
+    from numdev.cli import build, expand, studies
 
     whole = "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study="
     _refuse(cfg, {**dict.fromkeys(("study", "shard", "shards"), whole), **_OF_A_POINT})
@@ -59,7 +59,7 @@ def paper(cfg: DictConfig, job: Job) -> Ended:
     expander, work = expand.expander(HydraConfig.get(), cfg), []
     for name in cfg.studies:
         own = expander.of(name)
-        work.append((own.study(name, own.composer.study(name)), runners.runner("paper", cfg, own.composer.of)))
+        work.append((own.study(name, own.composer.study(name)), build.runner("paper", cfg, own.composer.of)))
     _refuse_folders(cfg, cfg.studies)
     if cfg.dry_run:
         return studies.dry_run(work, cfg)
@@ -103,7 +103,7 @@ def report(cfg: DictConfig, _: Job) -> Ended:
 
 def _measured(cfg: DictConfig, job: Job) -> Ended:
     """Measure a point or a study."""
-    from numdev.cli import expand, point, runners, studies
+    from numdev.cli import build, expand, point, studies
 
     if cfg.study is None:
         _refuse(cfg, _OF_A_STUDY)
@@ -115,7 +115,7 @@ def _measured(cfg: DictConfig, job: Job) -> Ended:
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
     fields, expander = study_fields(name, plain(cfg.study)), expand.expander(hydra, cfg, job.command)
     own = expander.of(name)
-    bench = runners.runner(job.command, cfg, own.composer.of)
+    bench = build.runner(job.command, cfg, own.composer.of)
     if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
         raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
     work = [(own.study(name, fields), bench)]

@@ -1,7 +1,7 @@
-"""From YAML files and statements to the request for a point.
+"""From YAML files and statements to the settings of a point, and what states each of them.
 
 Hydra composes once for each option (`composed`); the values of a point replace those of its options (`Composer.request`). Studies
-and single points state settings in layers, of which later ones override earlier ones.
+and the command line state settings in layers, of which later ones override earlier ones.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -36,7 +36,7 @@ from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
 CHOICE = "override /operation@_global_.operation"
 """How the defaults list of a study's file chooses the operation of its points."""
-_OF_THE_RUN = ("device", "results", "fresh", "metrics", "dry_run")
+_SHARED = "@_here_"  # behind a file that a study's file takes its fields from
 _OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # the names that Hydra gives to the user's config folders
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 
@@ -185,22 +185,22 @@ def resolved(settings: Flat) -> Flat:
     Raises:
         BadInput: for a reference that leads nowhere, or to itself.
     """
+    config = OmegaConf.create(nested(settings))
 
-    def value_of(key: str, *seen: str) -> Any:
-        value = settings[key]
-        if not isinstance(value, str) or "${" not in value:
+    def value_of(key: str, value: Any) -> Any:
+        if not (isinstance(value, str) and "${" in value):
             return value
-        name = reference(value, key)
-        if name in settings and name not in seen:
-            return value_of(name, *seen, name)
-        if any(one.startswith(f"{name}.") for one in settings):
-            return settings[seen[0]]
-        try:  # text around a reference, a resolver of OmegaConf, or a mistake
-            return OmegaConf.select(OmegaConf.create(nested(settings)), key)
+        try:
+            own = OmegaConf.select(config, key)
         except OmegaConfBaseException as error:
-            raise BadInput(key, value, f"{str(error).splitlines()[0]}; refer to a setting that there is") from None
+            keys = [key]
+            while (name := reference(settings[keys[-1]], keys[-1])) in settings and name not in keys:
+                keys.append(name)
+            hint = f"{str(error).splitlines()[0]}; refer to a setting that there is"
+            raise BadInput(keys[-1], settings[keys[-1]], hint) from None
+        return value if OmegaConf.is_dict(own) else OmegaConf.to_container(own) if OmegaConf.is_list(own) else own
 
-    return {key: value_of(key, key) for key in settings}
+    return {key: value_of(key, value) for key, value in settings.items()}
 
 
 def reference(value: Any, key: str) -> str | None:
@@ -211,39 +211,6 @@ def reference(value: Any, key: str) -> str | None:
     dots, name = match.groups()
     parts = key.split(".")
     return ".".join([*(parts[: len(parts) - len(dots)] if dots else []), name])
-
-
-@dataclass(frozen=True)
-class Statement:
-    """The origin of a setting's value: the setting and its value, or the option of a group, whose file states it."""
-
-    name: str
-    value: Any
-
-    def __str__(self) -> str:
-        return f"{self.name}={written(self.value)}"
-
-
-@dataclass(frozen=True)
-class Request:
-    """The settings of a point, and which of them are stated explicitly.
-
-    Attributes:
-        raw: every setting by dotted name, as it is written.
-        said: what states each explicit setting, by dotted name. Defaults are not explicit, and null states nothing.
-        options: the option of each group.
-        foreign: stated settings that the chosen options do not have.
-    """
-
-    raw: Flat
-    said: Mapping[str, Statement]
-    options: Mapping[str, str]
-    foreign: tuple[NotHonoured, ...] = ()
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Every setting, nested; references to values are resolved, those to nodes are not."""
-        return nested(resolved(self.raw))
 
 
 @lru_cache(maxsize=512)
@@ -268,6 +235,39 @@ def groups_of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
     """The groups of a point with their options, of all that Hydra has chosen."""
     names = [group for group, option in choices.items() if option is not None and not str(group).startswith("hydra/")]
     return {str(group): str(choices[group]) for group in names if group not in (OPERATION, STUDY)}
+
+
+class Statement(NamedTuple):
+    """The origin of a setting's value: the setting and its value, or the option of a group, whose file states it."""
+
+    name: str
+    value: Any
+
+    def __str__(self) -> str:
+        return f"{self.name}={written(self.value)}"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The settings of a point, and which of them are stated explicitly.
+
+    Attributes:
+        composer: of the options that there are.
+        raw: every setting by dotted name, as it is written.
+        said: what states each explicit setting, also one that the chosen options do not have, by dotted name. Defaults are not
+            explicit, null states nothing, and an option that makes an object is stated as a whole, by the name of its group.
+        options: the option of each group.
+    """
+
+    composer: Composer
+    raw: Flat
+    said: Mapping[str, Statement]
+    options: Mapping[str, str]
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Every setting, nested; references to values are resolved, those to nodes are not."""
+        return nested(resolved(self.raw))
 
 
 @dataclass(frozen=True)
@@ -301,20 +301,23 @@ class Composer:
         return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")} | {*presets(group)})
 
     def leaf(self, group: str, option: str) -> Flat:
-        """The settings of an option of a group in its own file, without its defaults list.
-
-        Raises:
-            BadInput: if the group has no such option.
-        """
+        """The settings of an option of a group in its own file, without its defaults list."""
         return dict(flat({group: {name: value for name, value in self.load(f"{group}/{option}").items() if name != "defaults"}}))
 
+    def options_with(self, key: str) -> list[str]:
+        """The options of a setting's group that have the setting."""
+        group = key.partition(".")[0]
+        return [option for option in self.options(group) if key in self.leaf(group, option)]
+
     def study(self, name: str) -> dict[str, Any]:
-        """A study's file, its fields checked.
+        """A study's file with the files that it takes fields from, all fields checked.
 
         Raises:
             BadInput: if there is no such study, or the file is not one.
         """
-        return study_fields(name, self.load(f"{STUDY}/{name}"))
+        own = self.load(f"{STUDY}/{name}")
+        shared = [str(item).removesuffix(_SHARED) for item in own.get("defaults", []) if str(item).endswith(_SHARED)]
+        return study_fields(name, plain(OmegaConf.merge(*(self.load(f"{STUDY}/{file}") for file in shared), own)))
 
     def operation_of(self, study: str) -> str | None:
         """The option of `operation` that a study's file chooses in its defaults list; None where it chooses none.
@@ -324,10 +327,12 @@ class Composer:
         """
         if study not in self.options(STUDY):
             return None  # it is made in Python
-        chosen = [item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if item != "_self_"]
-        if any(not isinstance(item, Mapping) or list(item) != [CHOICE] for item in chosen):
-            raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME")
-        return str(chosen[-1][CHOICE]) if chosen else None
+        items = [
+            item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if not str(item).endswith(("_self_", _SHARED))
+        ]
+        if any(not isinstance(item, Mapping) or list(item) != [CHOICE] for item in items):
+            raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME, and FILE{_SHARED} of {STUDY}/")
+        return str(items[-1][CHOICE]) if items else None
 
     def _composed(self, *overrides: str) -> tuple[Flat, dict[str, str]]:
         operation = [f"{OPERATION}={self.operation}"] if self.operation else []
@@ -350,31 +355,20 @@ class Composer:
         return node
 
     def values(self, options: Mapping[str, str] | None = None) -> Flat:
-        """Every setting of a point by its dotted name, references as they are written, with these options of groups.
-
-        Raises:
-            BadInput: if a group has no such option.
-        """
+        """Every setting of a point by its dotted name, references as they are written, with these options of groups."""
         settings = {key: value for key, value in self._composed()[0].items() if key.partition(".")[0] != OPERATION}
         for group, option in (options or {}).items():
-            self.load(f"{group}/{option}")
             if option != self.choices.get(group):
                 of_group = self._composed(f"{group}={option}")[0]
                 settings = {key: value for key, value in settings.items() if key.partition(".")[0] != group}
                 settings |= {key: value for key, value in of_group.items() if key.partition(".")[0] == group}
         return settings
 
-    def of_others(self, group: str, key: str) -> list[str]:
-        """The options of a group that have a setting."""
-        return [option for option in self.options(group) if key in self.leaf(group, option)]
-
     def known(self) -> list[str]:
         """The names of all settings, with those that an option alone has, but for what only refers to others."""
         leaves = (self.leaf(group, option) for group in self.choices for option in self.options(group))
-        values = {key: value for leaf in leaves for key, value in leaf.items()}
-        values = self.values() | {key: value for key, value in values.items() if key not in self.values()}
-        refers = {key for key, one in values.items() if isinstance(one, str) and "${" in one}
-        return [key for key in values if key in schema.settings() or not ("._" in key or key in refers)]
+        values = {key: value for leaf in leaves for key, value in leaf.items()} | self.values()
+        return [key for key, one in values.items() if key in schema.settings() or not ("._" in key or "${" in str(one))]
 
     def request(self, *layers: Statements) -> Request:
         """The request that layers of statements make, each above the one before it.
@@ -385,55 +379,46 @@ class Composer:
         Raises:
             BadInput: for a setting that does not exist.
         """
-        chosen, stated = self._stated(layers)
-        raw, foreign = self.values(chosen), list[NotHonoured]()
-        known = {key for key in raw if "._" not in key}
-        for key, value in ((key, one.value) for key, one in stated.items() if key == one.name and key not in chosen):
-            if key in _OF_THE_RUN:
-                raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
-            group = key.partition(".")[0]
-            if key in known:
-                raw[key] = value
-            elif not (able := self.of_others(group, key) if group in self.choices else []):
-                raise BadInput(key, value, f"there is no such setting; {one_of(key, self.known(), most=12)}")
-            elif value is not None:
-                option = chosen.get(group, self.choices[group])
-                hint = f"{group}={option} does not read it; leave it out, or take {group}={' or '.join(able)}"
-                foreign.append(NotHonoured(key, value, hint))
-        return Request(raw, self.said(raw, *layers), {**self.choices, **chosen}, tuple(foreign))
-
-    def said(self, raw: Flat, *layers: Statements) -> dict[str, Statement]:
-        """The origin of each setting of the layers whose final value is not null.
-
-        An option whose file names a constructor, `_target_`, states that choice; any other option states what its file holds.
-        """
-        return {key: one for key, one in self._stated(layers)[1].items() if raw.get(key, one.value) is not None}
-
-    def _stated(self, layers: Sequence[Statements]) -> tuple[dict[str, str], dict[str, Statement]]:
-        """The chosen options by group, and what states each setting: a later statement replaces an earlier one."""
-        chosen, stated = dict[str, str](), dict[str, Statement]()
+        options, stated = dict(self.choices), dict[str, Statement]()
         for layer in layers:
-            choices, values = self.split(layer)
-            for group, option in choices.items():
-                leaf, has = self.leaf(group, option), self.values({group: option})
-                for key, one in list(stated.items()):
-                    lacks = key.count(".") > 1 and key not in has and self.of_others(group, key)  # of a node that others have
-                    if one.name == group or (key.startswith(f"{group}.") and (key in leaf or lacks)):
+            for group, option in self.split(layer)[0].items():
+                options[group], leaf, has = option, self.leaf(group, option), self.values({group: option})
+                for key, one in [*stated.items()]:
+                    lacks = key.startswith(f"{group}.") and key.count(".") > 1 and key not in has and self.options_with(key)
+                    if one.name == group or key in leaf or lacks:
                         del stated[key]
-                names = [group] if f"{group}._target_" in leaf else [key for key in leaf if "._" not in key]
-                stated |= dict.fromkeys(names, Statement(group, option))
-            chosen |= choices
-            stated |= {key: Statement(key, value) for key, value in values.items()}
-        return chosen, stated
+            stated |= self.statements(layer)
+        raw, said = self.values(options), dict[str, Statement]()
+        for key, one in stated.items():
+            if key == one.name:
+                self._check(key, one.value, raw)
+                raw |= {key: one.value} if key in raw else {}
+            if key != one.name and stated.get(f"{one.name}._target_") == one:
+                said[one.name] = one
+            elif "._" not in key and raw.get(key, one.value) is not None:
+                said[key] = one
+        return Request(self, raw, said, options)
 
-    def split(self, statements: Statements) -> tuple[dict[str, str], Flat]:
-        """Options of groups, and values by dotted name.
+    def _check(self, key: str, value: Any, raw: Flat) -> None:
+        if key in schema.of_runs():
+            raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
+        if (key not in raw and not self.options_with(key)) or "._" in key:
+            raise BadInput(key, value, f"there is no such setting; {one_of(key, self.known(), most=12)}")
+
+    def statements(self, layer: Statements) -> dict[str, Statement]:
+        """The origin of each setting of a layer; a value stands above the file of an option."""
+        choices, values = self.split(layer)
+        of_files = {key: Statement(group, option) for group, option in choices.items() for key in self.leaf(group, option)}
+        return of_files | {key: Statement(key, value) for key, value in values.items()}
+
+    def split(self, layer: Statements) -> tuple[dict[str, str], Flat]:
+        """The options of groups that a layer states, and its values by dotted name.
 
         Raises:
-            NotHonoured: for an option of whose file nothing is left, since values beside it replace it.
+            BadInput: for an option that is none, and for one of whose file nothing is left, since values beside it replace it.
         """
-        choices = {group: statements[group] for group in statements if group in self.choices}
-        values = dict(flat({key: value for key, value in statements.items() if key not in choices}))
+        choices = {group: layer[group] for group in layer if group in self.choices}
+        values = dict(flat({key: value for key, value in layer.items() if key not in choices}))
         for group, option in choices.items():
             if isinstance(option, (Mapping, list)):
                 raise BadInput(group, option, f"give one of its options, and its settings with dots, as in {group}.name: value")
@@ -442,12 +427,6 @@ class Composer:
                 stronger = " and ".join(f"{key}={written(values[key])}" for key in of_file)
                 raise NotHonoured(group, option, f"{stronger} replaces all that it states; leave one of them out")
         return {group: str(option) for group, option in choices.items()}, values
-
-    def stands_for(self, statements: Statements) -> Flat:
-        """The options and values that are stated, and what the files of the options state."""
-        choices, values = self.split(statements)
-        leaves = (self.leaf(group, option) for group, option in choices.items())
-        return {key: value for leaf in leaves for key, value in leaf.items()} | choices | values
 
 
 @lru_cache(maxsize=8)

@@ -149,7 +149,7 @@ def sentence_of(error: Exception, known: Composer | None = None) -> str:
 def _unknown(name: str, known: Composer) -> str:
     """A setting that the chosen options do not have."""
     group = name.partition(".")[0]
-    if able := known.of_others(group, name):
+    if able := known.options_with(name):
         options, (has, that) = " and ".join(f"{group}={one}" for one in able), ("have", "one") if able[1:] else ("has", "that")
         return f"{name}: only {options} {has} it; take {that}, or leave it out"
     names = [*known.choices, *([OPERATION] if known.own_operation else []), *known.known()]

@@ -7,12 +7,12 @@ or add some. `docs/how-to/add-study.md` shows one.
 Later statements override earlier ones, in this order: the defaults of `config.yaml`, `base`, the scenario, options chosen on an
 axis or the command line, values of an axis, values on the command line. Choosing an option of a group states the contents of its
 file. If the command line sets an axis, only that value of the axis is kept. All of these except the defaults are explicit, unless
-they are null: a point whose variant does not read one of them is not measured, but recorded as unsupported. So is a point whose
-label would be wrong because the command line overrides what an entry of the axis states.
+they are null: a point whose variant does not read one of them is not measured, but recorded as unsupported.
 
-The command line leaves out a scenario that it would make into another: one that states another value of a setting, itself or by
-the file of an option, and one without the value of an axis that other scenarios have, or, where none has it, that states the axis
-itself. The study is refused where no scenario is left. `seeds` changes no scenario.
+A point is requested with and without the command line. Where the two differ in what its scenario states, the scenario would be
+another, and is left out; where they differ in what an entry of an axis states, the label would be wrong, and the point is
+unsupported; any other difference is an override of the study. A scenario is also left out if the command line sets an axis to a
+value that it lacks and another one has, or where none has it, if the scenario states the axis itself. `seeds` changes none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +29,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from numdev.cli import build, schema
-from numdev.cli.claims import check_figures, claims_of, function, mapping, plot_of
+from numdev.cli.claims import check_figures, claims_of, function, plot_of
 from numdev.cli.compose import (
     OPERATION,
     Composer,
+    Request,
+    Statement,
     Statements,
     composer,
     flat,
@@ -41,7 +43,6 @@ from numdev.cli.compose import (
     plain,
     written,
 )
-from numdev.cli.runners import comparable, operation_of
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.claim import ClaimStatement
 from numdev.results.manifest import EntryRole, Role, Scenario
@@ -50,8 +51,6 @@ from numdev.settings import choice
 
 _ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
 _MANNER = (OPERATION, "timing")  # of what, and how, a point is measured
-_OF_RUN = ("study", "studies", "device", "results", "fresh", "shard", "shards", "workers", "out", "objective", "metrics")
-_OF_OTHERS = ("dry_run", "plot", "output", "head", "seed", "subject", "reference", "format")  # of a figure, and of numdev map
 _SECTION = ("place", "measured", "source", "table", "figures")  # fields of a study's file that the report alone reads
 
 
@@ -88,147 +87,109 @@ class Expander:
             return self
         return replace(self, composer=composer(self.composer.folders, self.composer.name, own))
 
+    def request(self) -> Request:
+        """The request of the point that the command line states."""
+        return self.composer.request(self.task)
+
     def study(self, name: str, fields: Mapping[str, Any]) -> Study:
         """The study with all its points, none of them twice.
 
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        every = _scenarios(fields)
-        kept = self._kept(name, every, fields)
-        points = self._points(name, kept, fields)
+        statements = {key: _mapping(f"study.scenarios.{key}", own) for key, own in _scenarios(fields).items()}
+        axes = {key: {**fields["axes"], **_mapping("axes", own.get("axes"))} for key, own in statements.items()}
+        known = {axis for own in axes.values() for axis in own if axis in self.task and _has(own[axis], self.task[axis])}
+        scenarios, points, changed = dict[str, Scenario](), list[StudyPoint](), set[str]()
+        for key, own in statements.items():
+            lacking = {axis for axis in self.task if axis in axes[key] and not _has(axes[key][axis], self.task[axis])}
+            if not lacking & {*known, *(own.get("axes") or {})}:
+                try:
+                    made = self._points(key, own, axes[key], fields["base"])
+                except BadInput as error:
+                    raise BadInput(error.field, error.value, f"{error.hint} (study {name}, scenario {key})") from None
+                if made is not None:
+                    points, changed = [*points, *made[0]], changed | made[1] | lacking
+                    scenarios[key] = _scenario(key, own)
+        settings = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
+        if not scenarios:
+            overrides = " ".join(text for text in settings[: len(self.task)] if not text.startswith("seeds="))
+            hint = "leave that out, or change a copy of the study's file"
+            raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {hint}")
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
-        claims, plot = self._answers(name, fields)
-        settings = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         folder = ["--config-dir", self.own] if self.own else []
+        claims, plot = self._answers(name, fields, axes)
         return Study(
             name=name,
             title=fields["title"],
             figure=fields["figure"],
             claims=claims,
-            points=points,
+            points=tuple(points),
             more=tuple(fields["more"]),
             command=shlex.join(["numdev", self.program, *folder, f"study={name}", *settings]),
-            scenarios=tuple(_scenario(key, own) for key, own in kept.items()),
-            overrides=tuple(self._overrides(name, kept, fields)),
+            scenarios=tuple(scenarios.values()),
+            overrides=tuple(self._overrides(name, changed)),
             words={axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
             question=fields["question"],
             plot=plot,
             section={name: fields[name] for name in _SECTION if fields[name]},
-            left_out=tuple(_scenario(key, own).title for key, own in every.items() if key not in kept),
+            left_out=tuple(_scenario(key, own).title for key, own in statements.items() if key not in scenarios),
         )
 
-    def axes(self, fields: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """The axes of a study with their entries, those of any scenario."""
-        axes: dict[str, list[Any]] = {}
-        for own in _scenarios(fields).values():
-            for axis, values in _axes(fields, own).items():
-                entries = axes.setdefault(axis, [])
-                entries += [one for one in (values if isinstance(values, (list, Mapping)) else [values]) if one not in entries]
-        return axes
-
-    def _answers(self, name: str, fields: Mapping[str, Any]) -> tuple[tuple[str | ClaimStatement, ...], dict[str, Any] | None]:
-        """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
-        axes, plot = self.axes(fields), fields["plot"]
-        try:
-            check_figures(fields["figures"])
-            if fields["table"]:
-                function("table", fields["table"])
-            if not fields["claims"] and plot is None:
-                return (), None
-            operation = operation_of(self.composer.of)
-            metrics = comparable(self.program, operation)
-            claims = claims_of(fields["claims"], axes, metrics)
-            if plot is None:
-                return claims, None
-            if fields["figure"] is not None:
-                raise BadInput("plot", plot, f"the study names the figure {fields['figure']} too; leave one of them out")
-            if operation.golden is None:
-                hint = f"{operation.name} has a value for every step and tensor; leave it out, the report draws its own figures"
-                raise BadInput("plot", operation.name, hint)
-            return claims, plot_of(plot, axes, metrics)
-        except BadInput as error:
-            raise BadInput(error.field, error.value, f"{error.hint} (study {name})") from None
-
-    def _kept(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> dict[str, Statements]:
-        """The scenarios that the command line does not make into others.
-
-        Raises:
-            BadInput: if there are none.
-        """
-        task = {key: value for key, value in self.task.items() if key != "seeds"}
-        axes = {one: _axes(fields, own) for one, own in scenarios.items()}
-        of_axes = {key for key, value in task.items() if any(_has(each.get(key), value) for each in axes.values())}
-
-        def stays(one: str, own: Statements) -> bool:
-            swept, of_its_own, layers = axes[one], own.get("axes") or {}, (fields["base"], _settings(own))
-            if any(not _has(swept[key], task[key]) if key in of_axes else key in of_its_own for key in task if key in swept):
-                return False
-            others = {key: value for key, value in task.items() if key not in swept}
-            before, after = (self.composer.request(*layers, more).raw for more in ({}, others))
-            stated = (key for key, value in self.composer.stands_for(layers[1]).items() if value is not None and key in before)
-            return all(key in after and after[key] == before[key] for key in stated)
-
-        kept = {one: own for one, own in scenarios.items() if not task or stays(one, own)}
-        if not kept:
-            overrides = " ".join(f"{key}={written(value)}" for key, value in task.items())
-            hint = "leave that out, or change a copy of the study's file"
-            raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {hint}")
-        return kept
-
-    def _points(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> tuple[StudyPoint, ...]:
-        points: dict[str, StudyPoint] = {}
-        for scenario, own in scenarios.items():
-            try:
-                axes = {key: self._axis(key, values) for key, values in _axes(fields, own).items()}
-                for combination in itertools.product(*axes.values()):
-                    entries = dict(zip(axes, combination, strict=True))
-                    labels = {axis: entry.label for axis, entry in entries.items()}
-                    place = json.dumps([scenario, labels], sort_keys=True)  # identifies what the entries state
-                    if place not in points:
-                        points[place] = self._point(scenario, labels, entries, (fields["base"], _settings(own)))
-            except BadInput as error:
-                raise BadInput(error.field, error.value, f"{error.hint} (study {name}, scenario {scenario})") from None
-        return tuple(points.values())
-
-    def _axis(self, key: str, values: Any) -> list[Entry]:
-        """The values of an axis with what they state; only the command line's where it names the axis."""
-        if key in self.task:
-            values = [self.task[key]]
-        if isinstance(values, list):
-            return [Entry(value, {key: value}) for value in values]
-        if not isinstance(values, Mapping):
-            raise BadInput(f"axes.{key}", values, "give a list of values, or names with their settings")
-        named = {name: dict(mapping(f"axes.{key}.{name}", own)) for name, own in values.items()}
-        roles = {name: own.pop("role", EntryRole.SUBJECT.value) for name, own in named.items()}
-        return [Entry(name, own, choice(f"axes.{key}.{name}.role", EntryRole, roles[name])) for name, own in named.items()]
-
-    def _point(
-        self, scenario: str, labels: Mapping[str, Any], entries: Mapping[str, Entry], below: tuple[Statements, Statements]
-    ) -> StudyPoint:
-        """The point; it is recorded as unsupported if it cannot honour something that is stated."""
-        parts = [self.composer.split(entry.statements) for entry in entries.values()]
-        choices, values = ({key: value for part in parts for key, value in part[i].items()} for i in (0, 1))
+    def _points(
+        self, scenario: str, own: Statements, axes: Mapping[str, Any], base: Statements
+    ) -> tuple[list[StudyPoint], set[str]] | None:
+        """The points of a scenario, and what the command line changes in them; None where it makes the scenario another."""
+        points, changed, settings = dict[str, StudyPoint](), set[str](), {key: own[key] for key in own if key not in _ABOUT}
         task_choices, task_values = self.composer.split(self.task)
-        request = self.composer.request(*below, choices | task_choices, values, task_values)
-        try:
-            for axis, entry in entries.items():
-                self._check_label(axis, entry)
-            point = build.point(request, scenario, labels)
-        except NotHonoured as error:
-            point = build.refused_point(request, scenario, labels, str(error))
-        return replace(point, roles={axis: one.role for axis, one in entries.items() if one.role is not EntryRole.SUBJECT})
+        for combination in itertools.product(*(self._entries(axis, values) for axis, values in axes.items())):
+            entries = dict(zip(axes, combination, strict=True))
+            labels = {axis: entry.label for axis, entry in entries.items()}
+            place = json.dumps(labels, sort_keys=True)  # identifies what the entries state
+            if place in points:
+                continue
+            parts = [self.composer.split(entry.statements) for entry in combination]
+            choices, values = ({key: value for part in parts for key, value in part[i].items()} for i in (0, 1))
+            before = self.composer.request(base, settings, choices, values)
+            after = self.composer.request(base, settings, choices | task_choices, values, task_values) if self.task else before
+            if self._overridden(settings, before, after):
+                return None
+            changed |= {key for key, value in self.task.items() if {**before.raw, **before.options}.get(key) != value}
+            try:
+                for axis, entry in entries.items():
+                    if one := self._overridden(entry.statements, before, after):
+                        hint = f"the points {axis}={written(entry.label)} stand for {one[0]}; leave it out"
+                        raise NotHonoured(one[1].name, one[1].value, hint)
+                point = build.point(after, scenario, labels)
+            except NotHonoured as error:
+                point = build.refused_point(after, scenario, labels, str(error))
+            roles = {axis: one.role for axis, one in entries.items() if one.role is not EntryRole.SUBJECT}
+            points[place] = replace(point, roles=roles)
+        return [*points.values()], changed
 
-    def _check_label(self, axis: str, entry: Entry) -> None:
-        """Raise NotHonoured for a label that would be wrong, since the command line overrides what the label stands for."""
-        stands_for = self.composer.stands_for(entry.statements)
-        for key, value in self.task.items():
-            if stands_for.get(key, value) not in (None, value):
-                hint = f"the points {axis}={written(entry.label)} stand for {key}={written(stands_for[key])}; leave it out"
-                raise NotHonoured(key, value, hint)
+    def _overridden(self, statements: Statements, before: Request, after: Request) -> tuple[Statement, Statement] | None:
+        """A statement of which the command line changes a setting, and the statement of the command line; None without."""
+        for key, one in self.composer.statements(statements).items() if after is not before else ():
+            if key != "seeds" and before.raw.get(key) is not None and after.raw.get(key) != before.raw[key]:
+                group = key.partition(".")[0]
+                by = after.said.get(key) or after.said.get(group) or Statement(group, self.task.get(group))
+                return one, by
+        return None
 
-    def _overrides(self, name: str, scenarios: Mapping[str, Statements], fields: Mapping[str, Any]) -> Iterator[str]:
+    def _entries(self, axis: str, values: Any) -> list[Entry]:
+        """The values of an axis with what they state; only the command line's where it names the axis."""
+        if axis in self.task:
+            values = [self.task[axis]]
+        if isinstance(values, list):
+            return [Entry(value, {axis: value}) for value in values]
+        if not isinstance(values, Mapping):
+            raise BadInput(f"axes.{axis}", values, "give a list of values, or names with their settings")
+        named = {name: dict(_mapping(f"axes.{axis}.{name}", own)) for name, own in values.items()}
+        roles = {name: own.pop("role", EntryRole.SUBJECT.value) for name, own in named.items()}
+        return [Entry(name, own, choice(f"axes.{axis}.{name}.role", EntryRole, roles[name])) for name, own in named.items()]
+
+    def _overrides(self, name: str, changed: Collection[str]) -> Iterator[str]:
         """The overrides of the command line that make points which the study's file alone does not have.
 
         Neither another number of replicates nor the choice of one value of an axis makes another point.
@@ -236,11 +197,35 @@ class Expander:
         usual = self.composer.operation_of(name) or composer(self.composer.folders, self.composer.name).own_operation
         if self.manner.get(OPERATION, usual) != usual:
             yield f"{OPERATION}={self.manner[OPERATION]}"
-        requests = [(_axes(fields, own), self.composer.request(fields["base"], _settings(own))) for own in scenarios.values()]
-        for key, value in self.task.items():
-            own = (_has(axes[key], value) if key in axes else {**r.raw, **r.options}.get(key) == value for axes, r in requests)
-            if key != "seeds" and not all(own):
-                yield f"{key}={written(value)}"
+        yield from (f"{key}={written(value)}" for key, value in self.task.items() if key in changed and key != "seeds")
+
+    def _answers(
+        self, name: str, fields: Mapping[str, Any], axes: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[tuple[str | ClaimStatement, ...], dict[str, Any] | None]:
+        """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
+        entries, plot = dict[str, list[Any]](), fields["plot"]
+        for axis, values in (item for own in axes.values() for item in own.items()):
+            every = values if isinstance(values, (list, Mapping)) else [values]
+            entries[axis] = [*entries.get(axis, ()), *(one for one in every if one not in entries.get(axis, ()))]
+        try:
+            check_figures(fields["figures"])
+            if fields["table"]:
+                function("table", fields["table"])
+            if not fields["claims"] and plot is None:
+                return (), None
+            operation = build.operation_of(self.composer.of)
+            metrics = build.comparable(self.program, operation)
+            claims = claims_of(fields["claims"], entries, metrics)
+            if plot is None:
+                return claims, None
+            if fields["figure"] is not None:
+                raise BadInput("plot", plot, f"the study names the figure {fields['figure']} too; leave one of them out")
+            if operation.golden is None:
+                hint = f"{operation.name} has a value for every step and tensor; leave it out, the report draws its own figures"
+                raise BadInput("plot", operation.name, hint)
+            return claims, plot_of(plot, entries, metrics)
+        except BadInput as error:
+            raise BadInput(error.field, error.value, f"{error.hint} (study {name})") from None
 
 
 def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
@@ -250,42 +235,36 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
     """
     runtime, overrides = hydra.runtime, OverridesParser.create().parse_overrides(overrides_of(hydra))
     folders = tuple(Path(source.path) for source in runtime.config_sources if source.schema == "file")
-    of_point = [str(key) for key in cfg if key not in (*_MANNER, *_OF_RUN, *_OF_OTHERS)]
     groups, settings = (OPERATION, *groups_of_points(runtime.choices)), plain(cfg)
-
-    def explicit(names: Sequence[str]) -> dict[str, Any]:
-        """The options and values of some settings that overrides give explicitly, as Hydra composed them."""
-        statements: dict[str, Any] = {}
-        for key, package in ((override.key_or_group, override.package) for override in overrides):
-            if key in names and key in groups and package is None and isinstance(runtime.choices.get(key), str):
-                statements[key] = runtime.choices[key]
-            elif key.partition(".")[0] in names:
-                statements |= dict(flat({key: build.at(settings, key)}))
-        return statements
-
+    task, manner = dict[str, Any](), dict[str, Any]()
+    for key, package in ((override.key_or_group, override.package) for override in overrides):
+        name = key.partition(".")[0]
+        statements = manner if name in _MANNER else task
+        if key in groups and package is None and isinstance(runtime.choices.get(key), str):
+            statements[key] = runtime.choices[key]
+        elif name in settings and (name in _MANNER or name not in schema.of_runs()):
+            statements |= dict(flat({key: build.at(settings, key)}))
     own = next((Path(source.path) for source in runtime.config_sources if source.provider == "command-line"), None)
     folder = None if own is None else str(own.relative_to(runtime.cwd) if own.is_relative_to(runtime.cwd) else own)
     known = composer(folders, hydra.job.config_name, runtime.choices.get(OPERATION))
-    return Expander(known, explicit(of_point), program, folder, explicit(_MANNER))
+    return Expander(known, task, program, folder, manner)
 
 
 def _has(entries: Any, value: Any) -> bool:
     return isinstance(entries, list) and value in entries
 
 
-def _scenarios(fields: Mapping[str, Any]) -> dict[str, Statements]:
+def _mapping(where: str, value: Any) -> Mapping[str, Any]:
+    """Settings with their values; nothing at all states nothing."""
+    if value is not None and not isinstance(value, Mapping):
+        raise BadInput(where, value, "give settings with their values, {setting: value}")
+    return value or {}
+
+
+def _scenarios(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     """A study's scenarios; a study that states none has a single one."""
-    named = fields["scenarios"] or {"default": {"title": fields["title"]}}
-    return {key: mapping(f"study.scenarios.{key}", own) for key, own in named.items()}
-
-
-def _axes(fields: Mapping[str, Any], scenario: Statements) -> dict[str, Any]:
-    return {**fields["axes"], **mapping("axes", scenario.get("axes"))}
-
-
-def _settings(scenario: Statements) -> Statements:
-    """The settings that a scenario states of its points."""
-    return {key: value for key, value in scenario.items() if key not in _ABOUT}
+    named: Mapping[str, Any] = fields["scenarios"] or {"default": {"title": fields["title"]}}
+    return named
 
 
 def _scenario(name: str, own: Statements) -> Scenario:

@@ -115,16 +115,16 @@ def _refuse(command: str, config: DictConfig, overrides: Sequence[Override]) -> 
             hint = "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
             raise BadInput(override.get_key_element(), str(override.input_line).partition("=")[2], hint)
     if objective is not None or sweeper != _WITHOUT_FIGURES:
-        from numdev.cli import runners  # late: a sweep without a figure does not wait for torch here
+        from numdev.cli import build  # late: a sweep without a figure does not wait for torch here
 
         if command not in ("measure", "speed"):
             raise BadInput("hydra/sweeper", sweeper, f"numdev {command} has no figure for it")
         if config.dry_run:
             raise BadInput("dry_run", True, "a dry run has no figures; leave it out, or objective= and the sweeper")
-        measured = runners.kind(command, config)
-        runners.refuse_objective(objective, measured)
+        measured = build.kind(command, config)
+        build.refuse_objective(objective, measured)
         if objective is None:
-            example = next(name for name in runners.figures(measured) if name.rpartition(".")[2] in ("max_difference", "latency"))
+            example = next(name for name in build.figures(measured) if name.rpartition(".")[2] in ("max_difference", "latency"))
             raise BadInput("hydra/sweeper", sweeper, f"it minimises a figure; name one, as in objective={example}")
     if not config.get("dry_run"):
         from numdev.results.files import refuse_unwritable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from numdev.cli import build, expand, point, runners
+from numdev.cli import build, expand
 from numdev.cli.compose import Request, overrides_of
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
@@ -48,8 +49,9 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     if not place.needs_baseline and any(text.lstrip("+").startswith(("baseline=", "baseline.")) for text in overrides):
         hint = "it is not drawn; give subject=baseline or reference=baseline too, or leave it out"
         raise BadInput("baseline", choices["baseline"], hint)
-    request = point.request_of(cfg, hydra, expand.expander(hydra, cfg), seeds=place.seed + 1)  # as many replicates as it takes
-    measured, bench = build.point(request), runners.runner(job.command, cfg)
+    request = expand.expander(hydra, cfg).request()
+    request = replace(request, raw=request.raw | {"seeds": place.seed + 1})  # as many replicates as it takes
+    measured, bench = build.point(request), build.runner(job.command, cfg)
     try:
         operation = bench.kind.operation
         head = head_of(operation, measured.problem, measured.variant, place, bench.device, measured.baseline)

@@ -20,8 +20,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import build, expand, launch, runners, schema, show
-from numdev.cli.compose import OPERATION, Request, flat, groups_of_points, params_of, plain, resolved, written
+from numdev.cli import build, expand, launch, schema, show
+from numdev.cli.compose import OPERATION, Request, params_of, resolved, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
 from numdev.cli.jobs import Job
@@ -43,11 +43,11 @@ _OF_THE_RUN = ("results", "device", "fresh")  # not of what is measured: a repor
 def run(cfg: DictConfig, job: Job) -> Ended:
     """Measure one point and show its figures; in a sweep return them for its row."""
     hydra, metrics = HydraConfig.get(), choice("metrics", Metrics, cfg.metrics)
-    bench, expander = runners.runner(job.command, cfg), expand.expander(hydra, cfg)
-    runners.refuse_objective(cfg.objective, bench.kind)
+    bench, expander = build.runner(job.command, cfg), expand.expander(hydra, cfg)
+    build.refuse_objective(cfg.objective, bench.kind)
     in_sweep = hydra.mode is RunMode.MULTIRUN
     store = Store(Path(cfg.results))
-    request = request_of(cfg, hydra, expander)
+    request = expander.request()
     point, names = build.point(request), PointNames.of(request)
     key = bench.key(*point.parts)
     if cfg.dry_run:
@@ -65,7 +65,7 @@ def run(cfg: DictConfig, job: Job) -> Ended:
         store.put(record)
     _keep(store, job, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
-    ended = Ended(code_of_point(record.status), figure=runners.objective(cfg.objective, record), key=record.key)
+    ended = Ended(code_of_point(record.status), figure=build.objective(cfg.objective, record), key=record.key)
     if in_sweep and metrics is Metrics.CHIEF:
         return replace(ended, row=show.row(record, already=already))
     show.point(output(), record, store.path, names, already=already, metrics=metrics)
@@ -87,12 +87,6 @@ def _plan(cfg: DictConfig, bench: Runner, key: str, point: StudyPoint, names: Po
     return Ended()
 
 
-def request_of(cfg: DictConfig, hydra: Any, expander: Expander, **values: Any) -> Request:
-    """The request of a configuration, with some settings in place of its own; `hydra` is Hydra's own part of it."""
-    raw = dict(flat({name: node for name, node in plain(cfg).items() if name != OPERATION})) | values
-    return Request(raw, expander.composer.said(raw, expander.task), groups_of_points(hydra.runtime.choices))
-
-
 def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> None:
     """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it."""
     (bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
@@ -102,6 +96,7 @@ def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: 
     title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
     words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
     values = {one: value for one, value in resolved(request.raw).items() if not one.endswith("_target_")}
+    values = {one: value for one, value in values.items() if one.partition(".")[0] not in schema.of_runs()}
     apart = set(_OF_THE_RUN).difference(swept)
     command = [text for text in job.arguments if text.partition("=")[0].lstrip("+") not in apart]
     point = stored_point(

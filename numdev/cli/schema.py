@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import dataclass, field, fields, make_dataclass
 from functools import cache
 from textwrap import wrap
 from typing import Any
@@ -171,6 +171,12 @@ _COMMANDS: dict[str, tuple[type, ...]] = {
     "report": (ReportConfig,),
 }
 """The classes whose fields the configuration of each command has."""
+
+
+def of_runs() -> set[str]:
+    """The settings that are of a command, and not of the points that it measures."""
+    kinds = {kind for kinds in _COMMANDS.values() for kind in kinds} - {NodesConfig}
+    return {one.name for kind in kinds for one in fields(kind)} - {"seeds"}
 
 
 def register() -> None:

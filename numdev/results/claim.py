@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from string import Formatter
 from typing import Any
@@ -173,10 +173,11 @@ class ClaimStatement:
         """The metric without the output."""
         return self.metric.rpartition(".")[2]
 
-    def values(self) -> dict[str, ClaimStatement]:
-        """A claim on one value for each part; the claim itself where it has none."""
+    def values(self, where: str = "claim") -> dict[str, ClaimStatement]:
+        """A claim on one value for each part; the claim itself where it has none. Errors name the part, behind `where`."""
         whole = plain(self) | {"parts": {}, "result": "", "finding": "", "judge": ""}
-        return {name: ClaimStatement.read({**whole, **own}) for name, own in self.parts.items()} or {"value": self}
+        parts = {name: {**whole, **own} for name, own in self.parts.items()}
+        return {name: ClaimStatement.read(own, f"{where}.parts.{name}") for name, own in parts.items()} or {"value": self}
 
     def by(self, column: str) -> ClaimStatement:
         """The claim on another metric of the same outputs."""
@@ -188,10 +189,10 @@ class ClaimStatement:
         return replace(self, metric=other({"metric": self.metric})["metric"], parts=parts)
 
     @staticmethod
-    def read(kept: Mapping[str, Any]) -> ClaimStatement:
+    def read(kept: Mapping[str, Any], where: str = "claim") -> ClaimStatement:
         """The claim that a file or manifest has, see `numdev.results.manifest.plain`."""
-        known = {one.name for one in fields(ClaimStatement)}
-        return make(ClaimStatement, {name: value for name, value in kept.items() if name in known and value is not None}, "claim")
+        known = ClaimStatement.__dataclass_fields__  # a manifest of another version may have others
+        return make(ClaimStatement, {name: value for name, value in kept.items() if name in known and value is not None}, where)
 
 
 def named(study: str, claims: tuple[str | ClaimStatement, ...]) -> dict[str, ClaimStatement | None]:

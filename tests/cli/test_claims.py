@@ -77,7 +77,7 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
     ("own", "error"),
     [
         (7, "claims[1]: 7 cannot be used; give the fields of a claim, claim, kind, metric, "),
-        (SLOPE | {"abov": 1}, "claims[1].abov: 1 cannot be used; a claim has no such field; did you mean above"),
+        (SLOPE | {"abov": 1}, "claims[1].abov: 1 cannot be used; ClaimStatement takes no such argument; did you mean above"),
         (SLOPE | {"metric": "out.rsme"}, "claims[1].metric: 'out.rsme' cannot be used; did you mean out.rmse"),
         (SLOPE | {"metric": None}, "claims[1].metric: None cannot be used; use one of out.max_difference, out.rmse, lse.rmse"),
         (SLOPE | {"kind": "trend"}, "claims[1].kind: 'trend' cannot be used; use one of slope, ratio, order, same"),
@@ -104,7 +104,7 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
             SLOPE | {"where": {"problem.n": 64}},
             "claims[1].where: {'problem.n': 64} cannot be used; it leaves one entry of problem.n",
         ),
-        (SLOPE | {"where": "none"}, "claims[1].where: 'none' cannot be used; give settings with their values"),
+        (SLOPE | {"where": "none"}, "claims[1].where: 'none' cannot be used; give names with values"),
         (RATIO | {"above": -1}, "claims[1].above: -1.0 cannot be used; a ratio of deviations is positive"),
         (RATIO | {"to": None}, "claims[1].to: '' cannot be used; give entries of axes, {axis: entry}, or baseline"),
         (
@@ -119,7 +119,7 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
         ),
         (SAME | {"margin": 0.9}, "claims[1].margin: 0.9 cannot be used; give the factor within which two are the same, above 1"),
         (ORDER | {"order": ["none"]}, "claims[1].order: ['none'] cannot be used; give two or more different entries of step"),
-        (ORDER | {"order": "none"}, "claims[1].order: 'none' cannot be used; give a list of entries"),
+        (ORDER | {"order": "none"}, "claims[1].order: 'none' cannot be used; give a list"),
         ({"claim": "So", "judge": "weigh"}, "claims[1].judge: 'weigh' cannot be used; give a function as module:name"),
         (SLOPE | {"result": "N^{valu}"}, "claims[1].result: 'N^{valu}' cannot be used; it may name value, list, low"),
         (SLOPE | {"finding": "N^{value"}, "claims[1].finding: 'N^{value' cannot be used; give every brace a partner"),
@@ -134,7 +134,7 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
         ),
         (
             RATIO | {"parts": {"far": {"claim": "It is"}}},
-            "claims[1].parts.far.claim: 'It is' cannot be used; a claim has no such field",
+            "claims[1].parts.far.claim: 'It is' cannot be used; a part of a claim has no such field",
         ),
         (
             RATIO | {"to": {"step": {"role": "controls"}}},

@@ -166,7 +166,7 @@ BAD = [
     (["problem.n=[1"], "problem.n=[1", "setting=value"),
     (["tiling.bcc=16"], "tiling.bcc", "did you mean tiling.bc"),
     (["+tokens=16"], "tokens", "no such setting"),
-    (["++problem.tokens=16"], "problem.tokens", "no such argument"),
+    (["++problem.tokens=16"], "problem.tokens", "no such setting"),
     (["~problem.window"], "problem.window", "null"),
     (["attention=custom"], "attention.function", "package.module:function"),
     (["device=tpu"], "device", "cuda"),

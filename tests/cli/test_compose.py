@@ -82,7 +82,6 @@ class TestLayers:
         explicit = {key for key, value in settings.items() if value is not None and key not in nodes}
         assert {key for key in request.said if "." in key} == explicit
         assert {key: request.said[key].name for key in explicit} == {key: by[key] for key in explicit}
-        assert not request.foreign
         unstated = {key: value for key, value in request.raw.items() if key not in settings}
         defaults = COMPOSER.values(request.options)
         assert unstated == {key: defaults[key] for key in unstated}
@@ -99,16 +98,15 @@ class TestLayers:
         register()
         with initialize_config_dir(str(config_folder()), version_base="1.3"):
             config = plain(compose("config", [f"{key}={value}" for key, value in task.items()]))
-        by_hydra, ours = build.point(Request(dict(flat(config)), {}, {})), build.point(COMPOSER.request(task))
+        by_hydra, ours = build.point(Request(COMPOSER, dict(flat(config)), {}, {})), build.point(COMPOSER.request(task))
         assert (ours.problem, ours.variant, ours.baseline) == (by_hydra.problem, by_hydra.variant, by_hydra.baseline)
 
     def test_an_option_of_a_later_layer_replaces_a_node_with_its_settings(self) -> None:
         below = {"problem": "normal_logits", "problem.source.std": 8.0}
         request = COMPOSER.request(below, {"problem": "uniform"})
         assert "problem.source.std" not in {*request.raw, *request.said}
-        assert not request.foreign
-        (error,) = COMPOSER.request({"problem": "normal", "problem.source.std": 8.0}).foreign
-        assert error.field == "problem.source.std"
+        with pytest.raises(NotHonoured, match=r"^problem\.source\.std: 8\.0 .*problem=normal does not read it"):
+            build.point(COMPOSER.request({"problem": "normal", "problem.source.std": 8.0}))
 
     def test_what_is_composed_once_is_not_changed(self) -> None:
         composed.cache_clear()

@@ -9,7 +9,7 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli import launch, runners, show
+from numdev.cli import build, launch, show
 from numdev.errors import BadInput
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.speed import Speeds
@@ -85,21 +85,21 @@ class TestObjective:
     def test_is_the_mean_over_seeds_against_golden(self) -> None:
         record = self.record(self.ROWS)
         names = ("out.rmse", "lse.rmse", "rmse", None)
-        assert [runners.objective(name, record) for name in names] == [1.5, 7.0, 1.5, None]
-        assert runners.objective("out.rmse", self.record([])) is None
+        assert [build.objective(name, record) for name in names] == [1.5, 7.0, 1.5, None]
+        assert build.objective("out.rmse", self.record([])) is None
         rows = [self.ROWS[0] | {"rmse": float("nan")}, self.ROWS[1]]
-        assert runners.objective("out.rmse", self.record(rows)) is None, "NaN is no figure"
+        assert build.objective("out.rmse", self.record(rows)) is None, "NaN is no figure"
         with pytest.raises(BadInput, match=r"objective: 'lze.rmse' cannot be used; .* did you mean lse.rmse"):
-            runners.objective("lze.rmse", record)
+            build.objective("lze.rmse", record)
 
     def test_names_are_of_the_operation_and_of_the_kind(self) -> None:
         deviations, speeds = Deviations(ATTENTION), Speeds(ATTENTION)
-        assert {"out.rmse", "lse.max_ulp"} < set(runners.figures(deviations))
-        assert {"latency", "tflops", "rmse"} < set(runners.figures(speeds))
+        assert {"out.rmse", "lse.max_ulp"} < set(build.figures(deviations))
+        assert {"latency", "tflops", "rmse"} < set(build.figures(speeds))
         none = {"seed", "out.seed", "out.max_index", "algorithm"}
-        assert not none & {*runners.figures(deviations), *runners.figures(speeds)}
+        assert not none & {*build.figures(deviations), *build.figures(speeds)}
         with pytest.raises(BadInput, match=r"objective: 'y.rmse' cannot be used; did you mean .*out.rmse"):
-            runners.refuse_objective("y.rmse", deviations)
+            build.refuse_objective("y.rmse", deviations)
 
     def test_belongs_to_one_point(self, numdev: Command) -> None:
         for command, words in (("measure", "study=fig3"), ("paper", "studies=[fig3]")):

@@ -17,7 +17,6 @@ from numdev.attention.problem import Kind
 from numdev.cli import build, expand
 from numdev.cli.compose import composer, config_folder, register
 from numdev.cli.main import main
-from numdev.cli.point import request_of
 from numdev.errors import BadInput
 from numdev.explorer.view import PRESETS, SOURCES, View, measured
 from numdev.results.store import Store
@@ -35,7 +34,7 @@ def key_of_command(command: str) -> str:
     hydra = cfg.hydra
     OmegaConf.set_struct(cfg, False)
     del cfg["hydra"]
-    point = build.point(request_of(cfg, hydra, expand.expander(hydra, cfg)))
+    point = build.point(expand.expander(hydra, cfg).request())
     return bench(cfg.device).key(point.problem, point.variant, point.baseline, point.seeds)
 
 

@@ -16,7 +16,7 @@ from numdev.errors import BadInput
 from numdev.lazy import torch
 from numdev.settings import setting
 
-_SUFFIXES = (".safetensors", ".pt", ".npz")
+_SUFFIX = ".safetensors"
 _FIELD = "problem.source.path"
 
 
@@ -58,7 +58,7 @@ class Captured(Source):
 
     `<layer>.do`, in the shape of q, is the gradient of the output. The backward pass is measured on it where the file has it.
 
-    A .safetensors file of `nd.capture` notes the mask and the scale of each layer. They are those of the problem unless it states
+    A file of `nd.capture` notes the mask and the scale of each layer. They are those of the problem unless it states
     others.
 
     A captured tensor has no seed: its replicates are its heads. A replicate takes `batch * heads` successive heads of one layer
@@ -67,7 +67,7 @@ class Captured(Source):
     alike, so the layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
 
     Attributes:
-        path: of a .safetensors, .pt (read with weights_only) or .npz file; `minilm` is the one that ships with numdev.
+        path: of a .safetensors file; `minilm` is the one that ships with numdev.
         layer: the name before `.q`; None takes all layers, in the order of their names.
         digest: SHA-256 of the file, so that results of another file under the same name have another key.
     """
@@ -233,8 +233,9 @@ def _file(path: str) -> Path:
 def _written(path: str) -> tuple[int, int]:
     """When the file was last written, and its size: while they stay, its digest is not computed again."""
     file = _file(path)
-    if file.suffix not in _SUFFIXES:
-        raise BadInput(_FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
+    if file.suffix != _SUFFIX:
+        hint = f"give a file that ends in {_SUFFIX}, as safetensors.torch.save_file writes it, or minilm"
+        raise BadInput(_FIELD, path, hint)
     if not file.is_file():
         raise BadInput(_FIELD, path, "there is no such file; give an existing path, or minilm")
     return file.stat().st_mtime_ns, file.stat().st_size
@@ -246,30 +247,15 @@ def _digest(path: str, *written: int) -> str:
 
 
 def _read(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors, and the notes on the layers; .safetensors alone has a place for those."""
-    notes: dict[str, str] = {}
+    """The tensors, and the notes on the layers."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        if file.suffix == ".safetensors":
-            from safetensors import safe_open
-
-            with safe_open(file, "pt") as opened:
-                loaded = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no mapping
-                notes = dict(opened.metadata() or {})
-        elif file.suffix == ".npz":
-            import numpy as np
-
-            with np.load(file, allow_pickle=False) as archive:
-                loaded = {name: torch.from_numpy(archive[name]) for name in archive.files}
-        else:
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever the three formats' readers raise for what they cannot read
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(_FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save it again") from None
-    if not isinstance(loaded, dict) or not all(isinstance(value, torch.Tensor) for value in loaded.values()):
-        raise BadInput(_FIELD, str(file), "it must hold a dictionary of tensors named <layer>.q, .k and .v")
-    return loaded, notes
+        with safe_open(file, "pt") as opened:
+            return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
+    except SafetensorError as error:
+        reason = str(error).splitlines()[0]
+        raise BadInput(_FIELD, str(file), f"it could not be read as {_SUFFIX} ({reason}); save it again") from None
 
 
 def _check(tensor: torch.Tensor, path: str, name: str) -> torch.Tensor:

@@ -118,22 +118,6 @@ def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Left:
-    """How far a forward pass's own O and LSE are from golden ones, absolutely, beyond the roundings of these; tiles of each pass.
-
-    `query_tiles` and `key_tiles` are how often the running sums of dK and dV, and of dQ, are rounded to their format.
-    """
-
-    out: float = 0.0
-    lse: float = 0.0
-    query_tiles: int = 1
-    key_tiles: int = 1
-
-
-OF_GOLDEN = Left()
-
-
-@dataclass(frozen=True)
 class Bounds:
     """Absolute bounds on each element of the gradients."""
 
@@ -149,10 +133,8 @@ def backward_budget(
     mask: Mask,
     scale: float,
     product: float = 0.0,
-    left: Left = OF_GOLDEN,
 ) -> Bounds:
-    """For policies that are FP32 but for inputs, P, dS, running sums and outputs, from O and LSE of golden, rounded to the output
-    and to FP32, or from others that are as far from them as `left` says.
+    """For policies that are FP32 but for inputs, P, dS and outputs, from O and LSE of golden, rounded to the output and to FP32.
 
     With u of FP32, A the `reach` of the scores, `D = max_ij sum_t |do_it| |v_jt|`, and sums of tensor cores that may truncate,
     which doubles u (Higham 2002, section 3.1); `product` is the relative error of one product (TF32):
@@ -166,8 +148,6 @@ def backward_budget(
     - P enters with `P (e + u_F)`, and half a subnormal.
     - A sum of n products, tile by tile, adds `2 (n + 4) u + product` of the sum of magnitudes; the scale and the output round by
       `2 u` and `u_F`, with a subnormal each.
-    - A running sum that is kept in a narrower format rounds by its u at each tile, and by a subnormal.
-    - An O that is off by `left.out` moves delta by at most `max_i sum_t |do_it|` times that; an LSE is in the exponent.
 
     Magnitudes are those of golden P, element by element.
     """
@@ -179,45 +159,20 @@ def backward_budget(
     assert isinstance(precision.inputs, Cast)
     low = precision.ds.to
     rounds, subnormal = (0.0, 0.0) if low.mantissa_bits >= 23 else (low.u, low.min_subnormal)
-    e = 1.01 * (left.lse + (2 * dim + 4) * U32 * a + product * a + 4 * U32 * (2 * a + math.log(keys)) + EXP32)
-    of_delta = (rounds + 2 * (dim + 2) * U32) * largest + left.out * float(do.abs().sum(-1).max())
-    g = ((2 * dim + 2) * U32 + product + 2 * U32) * largest + of_delta
+    e = 1.01 * ((2 * dim + 4) * U32 * a + product * a + 4 * U32 * (2 * a + math.log(keys)) + EXP32)
+    delta = (rounds + 2 * (dim + 2) * U32) * largest
+    g = ((2 * dim + 2) * U32 + product + 2 * U32) * largest + delta
     ds = p * (1 + e) * (g + 2 * largest * (e + 2 * U32 + rounds)) + subnormal * (p > 0)
     entering = p * (e + rounds) + subnormal * (p > 0)
-    return assembled(precision, Errors(p, ds, entering, largest, of_delta), (q, k, do, group), scale, left, product)
+    size, terms = 2 * p * largest, group * q.shape[-2]
 
+    def summed(error: Tensor, magnitude: Tensor, other: Tensor, terms: int) -> Tensor:
+        return (error + magnitude * (2 * (terms + 4) * U32 + product)) @ other.abs()
 
-@dataclass(frozen=True)
-class Errors:
-    """Golden P, bounds on the errors of dS and of P as they enter their products, the largest dP, and the error of delta."""
-
-    p: Tensor
-    ds: Tensor
-    entering: Tensor
-    largest: float
-    delta: float
-
-
-def assembled(
-    precision: BackwardPrecision,
-    errors: Errors,
-    inputs: tuple[Tensor, Tensor, Tensor, int],
-    scale: float,
-    left: Left = OF_GOLDEN,
-    product: float = 0.0,
-) -> Bounds:
-    """The bounds on the gradients before their output; `inputs` are q, k of every head, do, and the heads of a group."""
-    q, k, do, group = inputs
-    size, terms = 2 * errors.p * errors.largest, group * q.shape[-2]
-
-    def summed(error: Tensor, magnitude: Tensor, other: Tensor, terms: int, kept: Cast, tiles: int) -> Tensor:
-        u, least = (0.0, 0.0) if kept.to.mantissa_bits >= 23 else (tiles * kept.to.u, tiles * kept.to.min_subnormal)
-        return (error * (1 + u) + magnitude * (2 * (terms + 4) * U32 + product + u)) @ other.abs() + least
-
-    dq = scale * summed(errors.ds, size, k, k.shape[-2], precision.dq_sum, left.key_tiles)
-    dk = scale * _grouped(summed(errors.ds.mT, size.mT, q, terms, precision.dk_sum, left.query_tiles), group)
-    dv = _grouped(summed(errors.entering.mT, errors.p.mT, do, terms, precision.dv_sum, left.query_tiles), group)
-    return Bounds(dq, dk, dv, errors.delta * torch.ones(q.shape[:3], dtype=torch.float64))
+    dq = scale * summed(ds, size, k, keys)
+    dk = scale * _grouped(summed(ds.mT, size.mT, q, terms), group)
+    dv = _grouped(summed(entering.mT, p.mT, do, terms), group)
+    return Bounds(dq, dk, dv, delta * torch.ones(q.shape[:3], dtype=torch.float64))
 
 
 def of_output(bound: Tensor, golden: Tensor, precision: BackwardPrecision) -> Tensor:
@@ -236,39 +191,3 @@ def probabilities(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> 
     p = (scale * q @ k.mT - lse.masked_fill(lse == float("-inf"), 0.0)[..., None]).exp()
     visible = mask.visible(q.shape[-2], k.shape[-2], (0, q.shape[-2]), (0, k.shape[-2]), q.device)
     return p if visible is None else p.masked_fill(~visible, 0.0)
-
-
-def stored_budget(
-    precision: BackwardPrecision, inputs: tuple[Tensor, Tensor, Tensor, Tensor], mask: Mask, scale: float
-) -> Bounds:
-    """For `P = softmax(S)` stored in the format of `probabilities`, S and dP rounded to those of their products.
-
-    With u of FP32, U that of S, A the `reach`, `D = max_ij sum_t |do_it| |v_jt|`, and the sums of a library in any order:
-
-    - S is off by `(2 d + 6) u A`, both operands being multiplied by a root of the scale in one of the libraries, and by `2 U A`:
-      it is rounded as a product and again when it is scaled. `S - m` rounds by `2 u A`. All is absolute in the exponent: t, with
-      EXP32. P is a quotient of such exponentials and their sum: off by `exp(2 t) - 1 + 2 (N + 4) u` of it, then stored: e.
-    - dP is off by `(2 d u + U_dP) D`, and `delta = rowsum(dP * P)` by that, by `e D` and by `2 (N + 4) u D`. Their difference, at
-      most 2 D, rounds by `2 u D`: g in all.
-    - dS is off by `P (1 + e) (g + 2 D (e + 2 u + u_dS))`; scaled or not before it is stored, which rounds once more.
-    - Each product rounds to the format of its result, and is scaled after it: what `dq_sum` and the others say.
-    - A stored number below the least normal one is off by the least subnormal, wherever one is stored.
-    """
-    q, k, v, do = (x.double().cpu() for x in inputs)
-    group, dim, keys = q.shape[1] // k.shape[1], q.shape[-1], k.shape[-2]
-    k, v = (mask.without_padding(x).repeat_interleave(group, 1) for x in (k, v))
-    p = probabilities(q, k, v, mask, scale)
-    a, largest = reach(q, k, scale), float((do.abs() @ v.abs().mT).max())
-    low, least = _rounding(precision.probabilities)
-    t = ((2 * dim + 8) * U32 + 2 * _rounding(precision.scores.accumulate)[0]) * a + EXP32
-    e = (math.expm1(2 * t) + 2 * (keys + 4) * U32) * (1 + low) + low
-    dp = (2 * dim * U32 + _rounding(precision.dp.accumulate)[0]) * largest
-    delta = dp * (1 + e) + (e + 2 * (keys + 4) * U32 + keys * least) * largest
-    g = dp + delta + 2 * U32 * 2 * largest
-    ds = p * (1 + e) * (g + 2 * largest * (e + 2 * U32 + 2 * low)) + 2 * least * (1 + 2 * largest)
-    return assembled(precision, Errors(p, ds, p * e + least, largest, delta), (q, k, do, group), scale)
-
-
-def _rounding(cast: Cast) -> tuple[float, float]:
-    """Unit roundoff beyond that of FP32, and the least subnormal."""
-    return (0.0, 0.0) if cast.to.mantissa_bits >= 23 else (cast.to.u, cast.to.min_subnormal)

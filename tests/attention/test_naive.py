@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -103,41 +101,20 @@ def test_blocks_of_rows_change_no_bit(name: str, normalise: Normalise, monkeypat
     assert torch.equal(lse_of(blocks), lse_of(whole))
 
 
-def flips(terms: Tensor, magnitude: Tensor, count: int, fmt: Format) -> Tensor:
-    """Chance that two FP32 sums in different orders round to different numbers of `fmt`.
-
-    n roundoffs of either sign make `sqrt(n) 2^-24 sum |terms|` (Higham & Mary 2019, Theorem 2.4; the worst case is n). Two
-    numbers a distance apart fall on two sides of a breakpoint with the chance `distance / spacing`.
-    """
-    return (2 * math.sqrt(count) * 2.0**-24 * terms / fmt.ulp(magnitude)).clamp(max=1)
-
-
-@pytest.mark.parametrize(("fmt", "dtype"), [(BF16, torch.bfloat16), (FP16, torch.float16)], ids=str)
+@pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
 @pytest.mark.parametrize(("tokens", "dim", "seed"), [(64, 64, 0), (100, 24, 2)])
-def test_eager_is_what_torch_does(fmt: Format, dtype: torch.dtype, tokens: int, dim: int, seed: int) -> None:
-    """Equal but for elements where another order of an FP32 sum crosses a breakpoint, and those differ by one ulp.
+def test_eager_is_what_torch_does(fmt: Format, tokens: int, dim: int, seed: int) -> None:
+    """Equal but where another order of an FP32 sum crosses a breakpoint, of few elements, and there by one ulp.
 
-    The share: where S flips (chance `flips`), it moves by an ulp, so p_j moves by p_j ulp(S) relative and an element of
-    its row by `p_j ulp(S) |v_j|`, which flips it with the chance of that over ulp(O). P itself is FP32 inside, off by
-    some `8 + |S|` roundoffs of 2^-24, and flips alike. The size: in ulp of the row's largest element, since an element
-    near zero is the difference of large ones.
+    An ulp of the row's largest element, since an element near zero is the difference of large ones. Of the n products of a sum
+    the roundoffs, of either sign, make `sqrt(n) 2^-24` of it (Higham & Mary 2019, Theorem 2.4), in BF16 and FP16 less than a
+    hundredth of the spacing; each element hangs on the scores and weights of its row, at most 100 of either.
     """
     generator = torch.Generator().manual_seed(seed)
-    q, k, v = (torch.randn(2, 2, tokens, dim, generator=generator).to(dtype) for _ in range(3))
-    scale = 1 / math.sqrt(dim)
-    native = (torch.softmax((q @ k.mT) * scale, -1) @ v).double()
-    q, k, v = q.float(), k.float(), v.float()
-    ours = Naive(Precision.eager(fmt))(q, k, v, Mask(), scale).out.double()
-    q, k, v = q.double(), k.double(), v.double()
-    s = q @ k.mT
-    p = torch.softmax(s * scale, -1)
-    s_flips = flips(q.abs() @ k.abs().mT, s, dim, fmt)
-    p_flips = flips((8 + s.abs() * scale) * p, p, 1, fmt)
-    moved = (s_flips * p * scale * fmt.ulp(s) + p_flips * fmt.ulp(p)) @ v.abs()
-    share = (moved / fmt.ulp(ours) + flips(p @ v.abs(), ours, tokens, fmt)).clamp(max=1).mean()
-    different = native != ours
-    assert float(share) < 0.25, "or the bound says nothing"
-    assert float(different.double().mean()) <= float(share)
+    q, k, v = (torch.randn(2, 2, tokens, dim, generator=generator).to(fmt.dtype) for _ in range(3))
+    native = (torch.softmax((q @ k.mT) * dim**-0.5, -1) @ v).double()
+    ours = Naive(Precision.eager(fmt))(q.float(), k.float(), v.float(), Mask(), dim**-0.5).out.double()
+    assert float((native != ours).double().mean()) < 0.25
     assert bool(((native - ours).abs() <= fmt.ulp(ours.abs().amax(-1, keepdim=True))).all())
 
 
@@ -218,15 +195,3 @@ def test_it_honours_the_steps_of_the_forward_pass_that_it_reads(step: str) -> No
     both = (Precision.golden(), Precision.golden().with_step(**{step: "bf16"}))
     plain, changed = (NaiveBackward(BackwardPrecision.golden(), forward)(*inputs, Mask()).dv for forward in both)
     assert torch.equal(plain, changed) != (f"forward_precision.{step}" in NaiveBackward.accepted_settings.names)
-
-
-def test_padding_touches_nothing_whatever_it_holds() -> None:
-    variant = NaiveBackward.eager(BF16)
-    mask = Mask(causal=True, key_lengths=(30, 0))
-    q, k, v, do = variant.round_inputs(*draw_all((2, 4, 2, 37, 35, 24)))
-    clean = variant(q, k, v, do, mask).tensors()
-    k[0, :, 30:], v[0, :, 30:], k[1], v[1] = math.nan, math.inf, math.inf, math.nan
-    hidden = is_fully_masked(mask, 2, 37, 35)[:, None].expand(2, 4, 37)
-    q[hidden], do[hidden] = math.nan, -math.inf
-    same(variant(q, k, v, do, mask), clean)
-    assert all(bool(tensor.isfinite().all()) for tensor in clean.values())

@@ -80,12 +80,7 @@ def test_special_values(name: str, carrier: torch.dtype) -> None:
 
 
 def test_flash_attention_4s_polynomial() -> None:
-    """Its largest relative error on [0, 1) is 8.8e-5 (arXiv 2603.05451, section 3), and 2^0 is exactly 1, so that P = 1 is."""
-    with workprec(200):
-        coefficients = [mpf(c) for c in reversed(FA4_COEFFICIENTS)]
-        errors = [abs(mp.polyval(coefficients, mpf(i) / 4000) / mpf(2) ** (mpf(i) / 4000) - 1) for i in range(4001)]
-    assert float(max(errors)) == pytest.approx(8.8e-5, rel=0.01)
-    assert FA4_COEFFICIENTS[0] == 1.0
+    """2^0 is exactly 1, so that P = 1 is; the coefficients are numbers of FP32."""
     assert [float(torch.tensor(c, dtype=torch.float32)) for c in FA4_COEFFICIENTS] == list(FA4_COEFFICIENTS)
     whole = -torch.arange(0.0, 100.0)[:, None].expand(100, 128)
     assert torch.equal(EXPONENTIALS["exp2_fa4"](whole.clone()), torch.exp2(whole))

@@ -1,6 +1,6 @@
 """The order in which programs that own keys meet queries and add to dQ: each pair once, in one order, and none waits for ever.
 
-The order of the emulation is that of the kernels, and its bits those of a double loop.
+The order of the emulation is that of the kernels.
 """
 
 from __future__ import annotations
@@ -14,21 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.arithmetic.formats import FP16
-from numdev.attention.base import saved_by
 from numdev.attention.kernels.hopper import order
 from numdev.attention.kernels.hopper.order import TILE, first_unit, first_whole, group_of, place, rank_at, unit_at
 from numdev.attention.mask import Mask
-from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import Exponential, Recompute
+from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns
-from numdev.attention.tiled import Tiled, TiledBackward
+from numdev.attention.tiled import TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
 from tests.attention.test_tiled import GOLDEN, check_gradients
-from tests.cases import BACKWARD_POLICIES as POLICIES
-from tests.cases import draw_all, same
-from tests.oracles.double_loop import WalkingLoop
+from tests.cases import draw_all
 
 turns = st.builds(Turns, st.one_of(st.none(), st.integers(1, 5)), st.sampled_from([4, 8]), st.sampled_from([4, 8]))
 
@@ -77,26 +72,6 @@ def test_any_walk_in_double_precision_is_exact(
 ) -> None:
     backward = TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(4, 4), turns=turn)
     check_gradients(draw_all((1, *heads, *sizes), seed, spread=3.0), backward, mask)
-
-
-@pytest.mark.parametrize("name", ["uniform_bf16", "mixed"])
-@pytest.mark.parametrize(
-    ("together", "mask", "exp"),
-    [
-        (2, Mask(), Exponential.EXP2),
-        (None, Mask(causal=True), Exponential.EXP),
-        (3, Mask(key_lengths=(7,)), Exponential.EXP),
-    ],
-)
-def test_the_double_loop_gives_the_same_bits(name: str, together: int | None, mask: Mask, exp: Exponential) -> None:
-    """Two heads to a KV head; units of two tiles of queries."""
-    policy, turn = POLICIES[name], Turns(together, tile=4, unit=4)
-    variant = TiledBackward(GOLDEN, policy, Tiling(2, 4), Recompute(exponential=exp), turns=turn)
-    rounded = policy.round_inputs(*draw_all((1, 2, 1, 7, 11, 3)))
-    saved = saved_by(Tiled(Precision.kernel(FP16)), variant.reads, rounded[:3], mask, 0.21)
-    oracle = WalkingLoop(policy, variant.tiling, variant.recompute, turns=turn)
-    out, lse = saved.out.to(policy.carrier), saved.lse.to(policy.carrier)
-    same(variant.backward(*rounded, saved, mask, 0.21), oracle(rounded, out, lse, mask, 0.21))
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.arithmetic.products import Dot
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import tiled
-from numdev.attention.base import Output, saved_by
+from numdev.attention.base import Backward, Output, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
+from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import (
     EXP2_MINIMAX,
@@ -53,7 +53,7 @@ from tests.cases import (
     same,
     tiled_error,
 )
-from tests.oracles.double_loop import BackwardDoubleLoop, DoubleLoop, is_fully_masked
+from tests.oracles.double_loop import BackwardDoubleLoop, DoubleLoop, is_fully_masked, visibility
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)
 SMALL: Sizes = (2, 2, 1, 9, 23, 8)
@@ -427,29 +427,33 @@ def test_delta_is_of_the_output_that_is_asked_for(output: OutputForDelta) -> Non
     assert torch.equal(variant(q, k, v, do, Mask()).tensors()["delta"], (do * read).sum(-1))
 
 
-@pytest.mark.parametrize(("name", "poison"), [("golden", math.inf), ("kernel_bf16", math.nan), ("uniform_fp16", -math.inf)])
-@pytest.mark.parametrize("delta", DeltaForm)
-def test_padding_touches_no_gradient(name: str, poison: float, delta: DeltaForm) -> None:
-    """Keys past `key_lengths`, and rows that see no key: their q and do."""
-    policy = BACKWARD_POLICIES[name]
-    variant = TiledBackward(Tiled(Precision.kernel(BF16), Tiling(16, 16)), policy, Tiling(16, 16), Recompute(delta))
-    mask = Mask(causal=True, key_lengths=(15, 0))  # of 19 queries on 27 keys the first sees 9
-    short = Mask(causal=True, key_lengths=(5, 0), window=6)
-    for each in (mask, short):
-        inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
-        clean = variant(*inputs, each).tensors()
-        q, k, v, do = (x.clone() for x in inputs)
-        for b, length in enumerate(each.key_lengths or ()):
-            k[b, :, length:], v[b, :, length:] = poison, poison
-        hidden = is_fully_masked(each, 2, 19, 27)[:, None].expand(2, 4, 19)
-        assert bool(hidden.any())
-        q[hidden], do[hidden] = poison, poison
-        same(variant(q, k, v, do, each), clean)
-        assert all(bool(tensor.isfinite().all()) for tensor in clean.values())
-        assert bool((clean["dq"][hidden] == 0).all())
-        for b, length in enumerate(each.key_lengths or ()):
-            assert bool((clean["dk"][b, :, length:] == 0).all())
-            assert bool((clean["dv"][b, :, length:] == 0).all())
+PADDED: list[Backward] = [
+    *(
+        TiledBackward(Tiled(Precision.kernel(BF16), Tiling(16, 16)), BACKWARD_POLICIES[name], Tiling(16, 16), Recompute(delta))
+        for name, delta in zip(("golden", "kernel_bf16", "uniform_fp16", "golden"), [*DeltaForm] * 2, strict=True)
+    ),
+    *(ExactBackward(), NaiveBackward.eager(BF16)),
+]
+
+
+@pytest.mark.parametrize("variant", PADDED, ids=lambda variant: type(variant).__name__)
+@pytest.mark.parametrize("poison", [math.inf, math.nan])
+@pytest.mark.parametrize("mask", [Mask(causal=True, key_lengths=(15, 0)), Mask(True, 6, (5, 0))], ids=str)
+def test_padding_touches_no_gradient(variant: Backward, poison: float, mask: Mask) -> None:
+    """Keys past `key_lengths`, and rows that see no key: their q and do. Of 19 queries on 27 keys the first sees 9."""
+    inputs = variant.round_inputs(*draw_all(BACKWARD_SIZES))
+    clean = variant(*inputs, mask).tensors()
+    q, k, v, do = (x.clone() for x in inputs)
+    hidden = is_fully_masked(mask, 2, 19, 27)[:, None].expand(2, 4, 19)
+    assert bool(hidden.any())
+    q[hidden], do[hidden] = poison, poison
+    for b, length in enumerate(mask.key_lengths or ()):
+        k[b, :, length:], v[b, :, length:] = poison, poison
+        assert bool((clean["dk"][b, :, length:] == 0).all())
+        assert bool((clean["dv"][b, :, length:] == 0).all())
+    same(variant(q, k, v, do, mask), clean)
+    assert all(bool(tensor.isfinite().all()) for tensor in clean.values())
+    assert bool((clean["dq"][hidden] == 0).all())
 
 
 @pytest.mark.parametrize(("where", "poison"), [("q", math.nan), ("v", math.inf), ("do", -math.inf), ("k", math.nan)])
@@ -465,16 +469,9 @@ def test_what_a_row_does_not_see_never_reaches_its_gradient(poison: float, where
     poisoned = inputs[("q", "k", "v", "do").index(where)]
     poisoned[:, :, 20] = poison
     got = variant(*inputs, mask).tensors()
-    if where in ("q", "do"):  # row 20 stands at position 36 and sees keys 28 to 36
-        touched_keys = torch.zeros(53, dtype=torch.bool)
-        touched_keys[28:37] = True
-        touched_rows = torch.zeros(37, dtype=torch.bool)
-        touched_rows[20] = True
-    else:  # key 20 is seen by the rows at positions 20 to 28, rows 4 to 12, and these see keys 12 to 28
-        touched_rows = torch.zeros(37, dtype=torch.bool)
-        touched_rows[4:13] = True
-        touched_keys = torch.zeros(53, dtype=torch.bool)
-        touched_keys[12:29] = True
+    seen = visibility(mask, 0, 37, 53)
+    touched_rows = torch.arange(37) == 20 if where in ("q", "do") else seen[:, 20]
+    touched_keys = seen[touched_rows].any(0)
     poisoned[:, :, 20] = 0.0
     bound = fp64_bounds(inputs, 8**-0.5, 7, 5)
     for output, touched in (("dq", touched_rows), ("dk", touched_keys), ("dv", touched_keys)):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from safetensors.torch import save_file
 
 from numdev.api import bench
 from numdev.attention.emulation import baseline_for
@@ -74,9 +75,9 @@ def test_presets_and_sources_are_options_of_the_command_line() -> None:
 
 def test_a_file_of_any_shape_and_name_is_measured_by_its_command(tmp_path: Path) -> None:
     """Grouped queries, tokens and head_dim of its own; a name that a shell and Hydra would both take apart."""
-    path = tmp_path / "my 'first', file=1.pt"
+    path = tmp_path / "my 'first', file=1.safetensors"
     heads = {"q": 4, "k": 2, "v": 2}
-    torch.save({f"layer.{name}": torch.randn(count, 24, 64) for name, count in heads.items()}, path)
+    save_file({f"layer.{name}": torch.randn(count, 24, 64) for name, count in heads.items()}, path)
     view = View.of({"problem": "captured", "problem.source.path": str(path), "seeds": 2})
     assert (view.problem.shape.heads, view.problem.shape.kv_heads, view.problem.shape.keys) == (2, 1, 24)
     assert key_of_command(view.command) == key_of(view)

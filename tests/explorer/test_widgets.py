@@ -132,7 +132,7 @@ def test_captured_tensors_bring_their_lengths_and_parameters(explorer: Explorer)
     assert "problem=captured problem.n=32 " in explorer.commands["left"].value
     explorer.source["problem.source.layer"].value = "layer5"
     assert "problem.source.layer=layer5" in explorer.commands["left"].value
-    explorer.source["problem.source.path"].value = "missing.pt"
+    explorer.source["problem.source.path"].value = "missing.safetensors"
     assert "there is no such file" in explorer.message.value
     explorer.shared["problem"].value = "sink"
     assert [*explorer.source] == ["problem.source.rise"]

@@ -25,7 +25,6 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn, SumOver, exp2
-from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiling import Order, Tiling
 
 NEVER = float("-inf")
@@ -402,28 +401,3 @@ class BackwardDoubleLoop:
                 p, dp = self._recomputed(head, range(len(head.q)), keys, scale)
                 delta = add(cast, delta, self.precision.delta.sum(times(cast, dp, p)))
         return torch.where(head.lse == NEVER, 0.0, delta)
-
-
-@dataclass(frozen=True)
-class WalkingLoop(BackwardDoubleLoop):
-    """Every program owns keys, and pairs come as a clock has them: all programs of a group make a step at once.
-
-    For rows that all see a key.
-    """
-
-    turns: Turns = Turns(None)
-
-    def _pairs(self, head: Head) -> list[tuple[range, range]]:
-        keys = [range(j, min(j + self.tiling.bc, len(head.k))) for j in range(0, len(head.k), self.tiling.bc)]
-        units = math.ceil(len(head.q) / self.turns.unit)
-        clock = []
-        for tile in keys:
-            owner = tile.start // self.turns.tile
-            together = self.turns.together or len(head.k)
-            for unit in range(units):
-                arrival = units - 1 - unit if self.turns.together is None else (unit - owner % together) % units
-                start, end = unit * self.turns.unit, min((unit + 1) * self.turns.unit, len(head.q))
-                parts = [range(i, min(i + self.tiling.br, end)) for i in range(start, end, self.tiling.br)]
-                place = (owner // together, arrival, tile.start)
-                clock += [((*place, part.start), part, tile) for part in parts]
-        return [(mine, tile) for _, mine, tile in sorted(clock, key=lambda one: one[0])]

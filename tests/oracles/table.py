@@ -15,11 +15,9 @@ from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from numdev.arithmetic.formats import Format, Specials
-from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
+from numdev.arithmetic.rounding import Overflow, Rounding, Subnormals
 
 Floats = npt.NDArray[np.floating]
 Doubles = npt.NDArray[np.float64]
@@ -169,21 +167,6 @@ def round_exactly(x: float | Fraction, fmt: Format, mode: Rounding, overflow: Ov
     over = rounded > decode(count_of_codes(fmt) - 1, fmt)
     value = overflowed(fmt, mode, overflow, negative) if over else float(rounded)
     return math.copysign(value, -1.0 if negative else 1.0)
-
-
-def exactly_scaled(x: Tensor, factor: float, cast: Cast) -> Tensor:
-    """`factor x` in rational arithmetic, rounded once by a cast to a binary format or an integer one, to nearest even or cut."""
-    mode, overflow = cast.rounding, cast.overflow
-    assert overflow is not None
-
-    def rounded(number: float) -> float:
-        exact = Fraction(number) * Fraction(factor)
-        if not cast.to.is_integer:
-            return round_exactly(exact, cast.to, mode, overflow)
-        whole = round(exact) if mode is Rounding.NEAREST_EVEN else math.trunc(exact)
-        return float(max(-cast.to.max, min(whole, cast.to.max)))
-
-    return torch.tensor([rounded(number) for number in x.flatten().tolist()], dtype=x.dtype).view(x.shape)
 
 
 def assert_same(actual: npt.ArrayLike, expected: npt.ArrayLike, x: npt.ArrayLike, what: str) -> None:

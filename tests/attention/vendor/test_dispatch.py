@@ -12,7 +12,7 @@ from numdev.attention.base import Gradients
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.vendor import dispatch
 from numdev.attention.vendor.dispatch import ByAutograd
@@ -20,7 +20,7 @@ from numdev.attention.vendor.flex import Flex, FlexBackward
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
 from numdev.errors import BadInput, Unsupported
-from tests.attention.bounds import Bounds, Left, backward_budget, kernel_budget, of_output, stored_budget
+from tests.attention.bounds import kernel_budget
 from tests.cases import Inputs, Sizes, draw_all, lse_of, on, same
 
 SIZES: Sizes = (2, 4, 4, 64, 64, 32)
@@ -44,22 +44,18 @@ def near(attend: Sdpa | Flex | Vanilla, inputs: Inputs, mask: Mask, scores: floa
     return got.kernel
 
 
-def of_kernel(fmt: Format, inputs: Inputs, mask: Mask, walk: Left, precision: BackwardPrecision) -> Bounds:
-    """Of a kernel whose forward pass is within `kernel_budget`, by which its O and LSE are off."""
-    scale, tiles = inputs[0].shape[-1] ** -0.5, 8
-    out, lse = kernel_budget(Precision.kernel(fmt), OnlineSoftmax(), *inputs[:3], scale, tiles)
-    return backward_budget(precision, inputs, mask, scale, left=Left(out, lse, walk.query_tiles, walk.key_tiles))
+def near_golden(got: Gradients, inputs: Inputs, mask: Mask, fmt: Format) -> None:
+    """Every element of every gradient is written, and each gradient near golden in its norm.
 
-
-def within(got: Gradients, inputs: Inputs, mask: Mask, bounds: Bounds, precision: BackwardPrecision) -> None:
-    """Every element of every gradient is written, and off golden by no more than its own bound."""
-    golden = ExactBackward()(*inputs, mask)
-    for name in ("dq", "dk", "dv"):
-        mine, exact = getattr(got, name), getattr(golden, name).cpu()
-        assert not int(mine.isnan().sum()), name
-        assert mine.shape == exact.shape
-        bound = of_output(getattr(bounds, name), exact, precision)
-        assert bool(((mine.double().cpu() - exact).abs() <= bound).all()), name
+    A gradient of random inputs is a sum of terms of random signs, so that its norm is that of its terms, and rounding each of
+    them to F adds at most u of it: eight such roundings lie on the longest way, S, P, dP, delta, dS, a tile's sum, a group's and
+    the output. A vectorised exponential is off by some 2^-15.
+    """
+    for name, exact in ExactBackward()(*inputs, mask).tensors().items():
+        if name != "delta":
+            mine = got.tensors()[name]
+            assert mine.shape == exact.shape
+            assert float((mine.double() - exact).norm() / exact.norm()) <= 8 * fmt.u + 2.0**-13, name
     hidden = ~mask.seeing_rows(inputs[0].shape[0], inputs[0].shape[2], inputs[1].shape[2])
     assert bool((got.dq.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
 
@@ -72,8 +68,7 @@ def test_flash_on_a_cpu(fmt: Format, mask: str) -> None:
     inputs = variant.round_inputs(*draw_all(SIZES))
     assert near(Sdpa(Backend.FLASH, fmt), inputs, MASKS[mask]).startswith("aten::_scaled_dot_product_flash_attention_for_cpu")
     got = variant(*inputs, MASKS[mask])
-    policy = BackwardPrecision.kernel(fmt).with_step(dq_sum=fmt, dk_sum=fmt, dv_sum=fmt)
-    within(got, inputs, MASKS[mask], of_kernel(fmt, inputs, MASKS[mask], Left(query_tiles=2), policy), policy)
+    near_golden(got, inputs, MASKS[mask], fmt)
     assert got.kernel == "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
     assert got.delta is None
     assert {tensor.dtype for tensor in got.tensors().values()} == {fmt.dtype}
@@ -88,9 +83,7 @@ def test_math_on_a_cpu(fmt: Format, mask: str) -> None:
     inputs = variant.round_inputs(*draw_all((2, 4, 2, 53, 53, 24)))
     assert near(Sdpa(Backend.MATH, fmt), inputs, MASKS[mask])
     got = variant(*inputs, MASKS[mask])
-    policy = BackwardPrecision.uniform(FP32).with_step(inputs=fmt, output=fmt)
-    sums = policy.with_step(dk_sum=fmt, dv_sum=fmt)  # what a group adds
-    within(got, inputs, MASKS[mask], stored_budget(sums, inputs, MASKS[mask], 24**-0.5), policy)
+    near_golden(got, inputs, MASKS[mask], fmt)
     assert got.kernel == "aten::_softmax_backward_data"
     assert got.dk.dtype == fmt.dtype
 
@@ -99,10 +92,10 @@ def test_math_on_a_cpu(fmt: Format, mask: str) -> None:
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
 def test_vanilla(fmt: Format, mask: str, device: str) -> None:
     """Also where rows see no key, for which softmax has no answer and no gradient. |S| is 6 at most here."""
-    seen, variant, policy = (MASKS | HIDING)[mask], VanillaBackward(fmt), BackwardPrecision.uniform(fmt)
+    seen, variant = (MASKS | HIDING)[mask], VanillaBackward(fmt)
     inputs = on(device, variant.round_inputs(*draw_all(GROUPED)))
     near(Vanilla(fmt), inputs, seen, scores=6)
-    within(variant(*inputs, seen), inputs, seen, stored_budget(policy, inputs, seen, 24**-0.5), policy)
+    near_golden(variant(*inputs, seen), inputs, seen, fmt)
 
 
 @pytest.mark.parametrize(("fmt", "zero"), [(BF16, "q"), (FP16, "k"), (BF16, "k")])
@@ -238,18 +231,17 @@ class TestOnAGpu:
         assert fragments[0] in near(attend, on("cuda", draw_all(self.SIZES), fmt.dtype), mask)
         if backward is not None:
             backward = type(backward)(**{**vars(backward), "fmt": fmt})
-            self.check(backward, self.SIZES, mask, BackwardPrecision.kernel(fmt), fragments[1])
+            self.check(backward, self.SIZES, mask, fragments[1])
 
     @pytest.mark.parametrize("variant", [SdpaBackward(Backend.FLASH), SdpaBackward(Backend.CUDNN), FlexBackward()], ids=str)
     def test_heads_that_share_keys(self, variant: ByAutograd) -> None:
         """Each head's dK and dV may be rounded before they are summed."""
-        policy = BackwardPrecision.kernel(BF16).with_step(dk_sum=BF16, dv_sum=BF16)
-        self.check(variant, (2, 4, 2, 512, 512, 64), Mask(), policy, "")
+        self.check(variant, (2, 4, 2, 512, 512, 64), Mask(), "")
 
     @pytest.mark.parametrize("mask", [Mask(window=100), Mask(key_lengths=(300, 512)), Mask(causal=True, key_lengths=(0, 512))])
     def test_flex_under_masks(self, mask: Mask) -> None:
         """Also where rows see no key."""
-        self.check(FlexBackward(), self.SIZES, mask, BackwardPrecision.kernel(BF16), "flex")
+        self.check(FlexBackward(), self.SIZES, mask, "flex")
 
     def test_passes_of_flex_can_be_made_again(self) -> None:
         """FlexAttention's compiler would give away what a forward pass saved after the first backward pass."""
@@ -271,8 +263,8 @@ class TestOnAGpu:
             Sdpa(Backend.FLASH, FP32)(*on("cuda", draw_all(self.SIZES))[:3], Mask())
 
     @staticmethod
-    def check(variant: ByAutograd, sizes: Sizes, mask: Mask, policy: BackwardPrecision, fragment: str) -> None:
+    def check(variant: ByAutograd, sizes: Sizes, mask: Mask, fragment: str) -> None:
         inputs = on("cuda", variant.round_inputs(*draw_all(sizes)))
         got = variant(*inputs, mask)
-        within(got, inputs, mask, of_kernel(variant.fmt, inputs, mask, Left(), policy), policy)
+        near_golden(got, inputs, mask, variant.fmt)
         assert fragment in got.kernel

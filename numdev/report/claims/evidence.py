@@ -165,13 +165,6 @@ def claim_of(name: str, statement: ClaimStatement, words: Words = PLAIN, table: 
     return Claim(name, statement.figure, statement.claim, source, test, statement.across, words, table)
 
 
-def ratio_of(rows: pd.DataFrame, metric: str, reference: str, **fields: Any) -> Interval:
-    """The ratio of which a claim with such fields speaks, in the rows of one scenario."""
-    claim = ClaimStatement("-", ClaimKind.RATIO, metric, Reference(reference), judge="-", **fields)
-    weighing = Weighing(claim)
-    return weighing.ratio(weighing.of_output(rows), claim.of)[0]
-
-
 class _Value(NamedTuple):
     """A value of a claim, its region, and how many of its pairs are larger; in a template its interval, or so many digits."""
 

@@ -100,12 +100,11 @@ def figure_of(results: Results, plot: Mapping[str, Any]) -> Picture:
 
 
 def write_figures(
-    results: Results, claims: Sequence[ClaimResult], folder: Path, home: Path = Path(), chosen: Picture | None = None
+    results: Results, claims: Sequence[ClaimResult], folder: Path, chosen: Picture | None = None
 ) -> tuple[Pictures, list[str]]:
     """Draw the figures of every study; returns those of each, and a note on each that could not be drawn.
 
-    `home` is the folder of the results, in which columns of paths (`Plot.files`) name files. The figure `chosen` takes the place
-    of that of a single study or sweep which names none, and else stands beside the others.
+    The figure `chosen` takes the place of that of a single study or sweep which names none, and else stands beside the others.
     """
     notes: list[str] = []
     only = next(iter(results.manifests)) if len(results.manifests) == 1 else ""
@@ -114,7 +113,7 @@ def write_figures(
         made = _timed(results)
     else:
         studies = () if replaces else results.manifests
-        made = {study: _of_study(results, study, claims, home, notes) for study in studies}
+        made = {study: _of_study(results, study, claims, notes) for study in studies}
     pictures = {study: {folder / name: picture for name, picture in own.items()} for study, own in made.items()}
     if chosen is not None:
         pictures.setdefault(only, {})[folder / (only if replaces else f"{only}_plot" if only else "plot")] = chosen
@@ -122,11 +121,11 @@ def write_figures(
     return pictures, notes
 
 
-def _of_study(results: Results, study: str, claims: Sequence[ClaimResult], home: Path, notes: list[str]) -> dict[str, Picture]:
+def _of_study(results: Results, study: str, claims: Sequence[ClaimResult], notes: list[str]) -> dict[str, Picture]:
     """The figures of a study by the names of their files; of what cannot be drawn there is a note."""
     manifest, pictures = results.manifests[study], dict[str, Picture]()
     for name in (names := _names(manifest)):
-        picture = _picture(results, study, name, home)
+        picture = _picture(results, study, name)
         if isinstance(picture, str):
             notes.append(f"{study}: {picture}")
             continue
@@ -145,7 +144,7 @@ def _names(manifest: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*first, *of_claims, *manifest.get("more", ())])) or [default]
 
 
-def _picture(results: Results, study: str, name: str, home: Path) -> Picture | str:
+def _picture(results: Results, study: str, name: str) -> Picture | str:
     """A figure of a study, the usual one where `name` is empty; or a note on why it is not drawn."""
     plots = FIGURES | plots_of(results.manifests[study])
     if name and name not in plots:
@@ -161,14 +160,9 @@ def _picture(results: Results, study: str, name: str, home: Path) -> Picture | s
     plot, rows = picture.plot, picture.rows
     if rows.empty:
         return f"nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn"
-    if plot.files and (rows.reindex(columns=list(plot.files)).fillna("") == "").all(axis=None):
-        return f"no record names a file for figure {name}"
     if lacking := plot.lacks(rows):
         return f"figure {name} needs points with the labels {', '.join(lacking)}"
-    opened = {
-        column: [str(home / file) if file else "" for file in rows[column].fillna("")] for column in plot.files if column in rows
-    }
-    return replace(picture, rows=rows.assign(**opened))
+    return picture
 
 
 def usual(results: Results, study: str) -> Picture:

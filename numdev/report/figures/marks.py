@@ -256,17 +256,28 @@ def draw_rows(
         axes.set_xscale("log")
         axes.set_xlim(*around(known, *(at or ()), *(band or ()), room=room))
         name_steps(axes.xaxis)
-    if band:
-        axes.axvspan(*band, color=PALE, zorder=0, linewidth=0)
-    for place, words in (at or {}).items():
-        axes.axvline(place, **DASHED | ({"color": BLACK, "linestyle": "-"} if place in (0, 1) else {}))
-        side: dict[str, Any] = {"ha": "right" if place <= 1 else "left", "va": "bottom", "color": GREY}
-        axes.annotate(words, (place, 1), (0, 2), xycoords=axes.get_xaxis_transform(), **BESIDE | side)
+    reference_lines(axes, at or {}, band, upright=True)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.grid(visible=True, axis="x")
     axes.grid(visible=False, axis="y")
+
+
+def reference_lines(axes: Axes, at: Mapping[float, str], band: tuple[float, float] | None, *, upright: bool) -> None:
+    """Lines at values of the metric, solid at 0 and 1, with words at their ends, and a band between two values."""
+    if band:
+        (axes.axvspan if upright else axes.axhspan)(*band, color=PALE, zorder=0, linewidth=0)
+    for place, words in at.items():
+        look = DASHED | ({"color": BLACK, "linestyle": "-"} if place in (0, 1) else {})
+        if upright:
+            axes.axvline(place, **look)
+            side: dict[str, Any] = {"ha": "right" if place <= 1 else "left", "va": "bottom", "color": GREY}
+            axes.annotate(words, (place, 1), (0, 2), xycoords=axes.get_xaxis_transform(), **BESIDE | side)
+        else:
+            axes.axhline(place, **look)
+            side = {"ha": "left", "va": "bottom", "color": GREY}
+            axes.annotate(words, (0, place), (3, 2), xycoords=axes.get_yaxis_transform(), **BESIDE | side)
 
 
 def titled(scenario: Scenario) -> str:
@@ -297,26 +308,19 @@ def rows_by_scenario(
     return figure
 
 
-def grid(titles: Sequence[str], across: int, height: float, text: tuple[str, str], **shared: Any) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel of some inches for each title, so many beside one another; `text` names its axes."""
+def grid(
+    titles: Sequence[tuple[str, str]], across: int, height: float, text: tuple[str, str], **shared: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel of some inches for each title, which has a note below it; `text` names the axes."""
     down, beside = -(-len(titles) // across), min(across, len(titles))
     figure = page(0.5 + height * down, PAGE if beside > 1 else 0.65 * PAGE)
     every: list[Axes] = list(figure.subplots(down, beside, squeeze=False, **shared).flat)
     for place in range(len(titles), len(every)):
         every[place].remove()
         every[place - beside].tick_params(labelbottom=True)  # which an axis below had, where they share it
-    for axes, title in zip(every, titles, strict=False):
-        axes.set_title(textwrap.fill(title, 92 // across), loc="left", fontsize=SMALL, fontweight="bold")
+    for axes, (title, note) in zip(every, titles, strict=False):
+        axes.set_title(textwrap.fill(title, 84 // beside), fontsize=SMALL, pad=12 if note else 4, **TITLE)
+        axes.annotate(note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
     figure.supxlabel(text[0], fontsize=8)
     figure.supylabel(text[1], fontsize=8)
     return figure, every[: len(titles)]
-
-
-_CHARACTERS = 595  # of one point, bold, that stand beside one another on a page within its axes
-
-
-def head(axes: Axes, scenario: Scenario, beside: int, size: float = SMALL) -> None:
-    """Writes a scenario's title, and its role below it; `beside` panels share the width of the page."""
-    note = ROLES[scenario.role]
-    axes.set_title(textwrap.fill(scenario.title, int(_CHARACTERS / size / beside)), fontsize=size, pad=12 if note else 4, **TITLE)
-    axes.annotate(note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)

@@ -1,43 +1,36 @@
-"""A kind of figure, and the figure of any table of results: a metric over one setting, lines by another, panels by a third.
+"""A kind of figure, and the figure of any table: a metric over one column, lines by another, panels by a third.
 
-It draws the sweeps of a user, studies that name no figure, and what `numdev.plot` is asked for.
+It draws the sweeps of a user, what `numdev.plot` is asked for, and what the files of studies state. Over numbers there are lines,
+with a band in place of bars where a line has many points; names have rows.
 """
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import cycle, islice
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.metrics import NONFINITE
-from numdev.report.figures.marks import (
-    Dot,
-    around,
-    grid,
-    line,
-    log_y,
-    name_steps,
-    plain_ticks,
-    replicates,
-    rows_by_scenario,
-    swatch,
-)
-from numdev.report.figures.theme import BASELINE, FORMAT_COLOURS, GREY, PAGE, SERIES, SMALL, TILED, freeze, styled
-from numdev.report.reading.frames import COMPARISON, DEFAULTS
-from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, SCENARIO, TITLE, compared
-from numdev.report.reading.view import Shown, View, is_numeric, of_shadow, shown, spoken, view_of
+from numdev.report.figures import marks
+from numdev.report.figures.theme import GREY, MEANINGS, PAGE, SERIES, SMALL, freeze, styled
+from numdev.report.reading.frames import COMPARISON, DEFAULTS, is_broken
+from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, ROLES, SCENARIO, TITLE, formats, ordered
+from numdev.report.reading.view import OF_A_COMPARISON, Shown, View, column_of, is_numeric, of_shadow, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
-from numdev.report.statistics import Interval
+from numdev.report.statistics import Interval, significant, slope
+from numdev.results.manifest import Role
 
 
 @dataclass(frozen=True)
@@ -50,7 +43,6 @@ class Plot:
         needs: the labels without which there is nothing to draw.
         title: of a figure that is not its study's first, which has the study's title.
         table: of the records whose rows it draws; empty for the primary one.
-        files: columns of paths in the folder of the results, which `draw` gets as paths that it can open.
     """
 
     draw: Callable[[pd.DataFrame], Figure]
@@ -58,7 +50,6 @@ class Plot:
     needs: tuple[str, ...] = ()
     title: str = ""
     table: str = ""
-    files: tuple[str, ...] = ()
 
     def __call__(self, rows: pd.DataFrame) -> Figure:
         """The figure, laid out."""
@@ -81,7 +72,7 @@ def plot(
     """A metric of results over one column, a line for each value of another, a panel for each value of a third.
 
     Means over seeds, geometric where all values are positive, with their 95 % confidence intervals. Numbers on x are joined by
-    lines, anything else is dots. What is left out is chosen by what differs in the table. A name is that of the command line,
+    lines, names have rows of dots. What is left out is chosen by what differs in the table. A name is that of the command line,
     such as `problem.n` or `precision`, or a column of the table, such as `variant.tiling.bc`, `subject` or `reference`.
 
     Args:
@@ -100,18 +91,139 @@ def plot(
     return plot_of(frame, view)(frame)
 
 
+QUANTITY, VALUE = "quantity", "value"
+"""Columns of what a study draws: the words for a metric, and the metric as it is drawn."""
+_FORMAT = "format"
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """What a study's file states of a figure.
+
+    What it does not name is averaged over, as in claims; `main` of formats is BF16, or the narrowest, of which a claim speaks.
+
+    Attributes:
+        x: a column, or its name on the command line.
+        y: metrics by their words, as `output.metric`, or without an output those of the primary one.
+        text: of the axis of x, and of that of the metrics, with units.
+        colour: columns, each combination of whose values has a line, the first one by its colour; `quantity` for the metrics.
+        facet: columns, each combination of whose values has a panel.
+        where: values of columns, to which the figure keeps.
+        reference: of the metrics.
+        over: values of columns of other rows of a point and replicate, by whose metric that of the drawn ones is divided.
+        in_u: whether metrics are in units of u of the format.
+        names: words for values.
+        shades: colours of values, beside those that mean the same in every figure.
+        symbol: of x; with it every line states its exponent.
+        at: values of the metric that have a line, with words.
+        band: values of it between which there is a band.
+    """
+
+    x: str = ""
+    y: Mapping[str, str] = field(default_factory=dict)
+    text: tuple[str, str] = ("", "")
+    colour: Sequence[str] = ()
+    facet: Sequence[str] = (TITLE,)
+    where: Mapping[str, Any] = field(default_factory=dict)
+    reference: str = "golden"
+    over: Mapping[str, str] = field(default_factory=dict)
+    in_u: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    shades: Mapping[str, str] = field(default_factory=dict)
+    symbol: str = ""
+    at: Mapping[float, str] = field(default_factory=dict)
+    band: tuple[float, float] | None = None
+
+    def selected(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows of the lines, scenarios by role and formats from the narrowest, with `VALUE` and `QUANTITY`."""
+        rows = _in_order(rows)
+        for column, value in self.where.items():
+            of_format = formats(rows) if column == _FORMAT and value == "main" else []
+            values = ["bf16" if "bf16" in of_format else of_format[0]] if of_format else value
+            rows = rows[rows[column].isin([values] if isinstance(values, str) else values)]
+        spread = {self.x, *self.colour, *self.facet, *self.where}
+        usual = {**OF_A_COMPARISON, "reference": self.reference}
+        usual = {name: value for name, value in usual.items() if name in rows and name not in spread}
+        return pd.concat([self._of(rows, words, name, usual) for words, name in self.y.items()], ignore_index=True)
+
+    def _of(self, rows: pd.DataFrame, words: str, name: str, usual: Mapping[str, str]) -> pd.DataFrame:
+        """The rows of one metric."""
+        output, _, metric = name.rpartition(".")
+        if output or PRIMARY in rows:
+            rows = rows[rows["output"] == output] if output else rows[rows[PRIMARY].astype(bool)]
+        own = _at(rows, usual)
+        value = own[metric].astype(float)
+        if self.over:
+            below = _at(rows, {**usual, **self.over}).groupby(["key", "seed"])[metric].first()
+            below = below.reindex(pd.MultiIndex.from_frame(own[["key", "seed"]])).set_axis(own.index)
+            value = (value / below).where((value > 0) | (below > 0), 1.0)  # neither deviates
+        if self.in_u:
+            value = value / own[_FORMAT].map({one: Format.parse(one).u for one in formats(own)}).astype(float)
+        return own.assign(**{VALUE: value, QUANTITY: words, PRIMARY: True})
+
+    def exponent(self, rows: pd.DataFrame) -> str:
+        """That of a line over numbers in words; empty where it cannot be told."""
+        if not self.symbol or is_broken(rows).any():
+            return ""
+        value = slope(rows[self.x].astype(float), rows[VALUE], rows["seed"]).estimate
+        return f"$\\propto {self.symbol}^{{{significant(value)}}}$" if math.isfinite(value) else ""
+
+
+def _at(rows: pd.DataFrame, values: Mapping[str, str]) -> pd.DataFrame:
+    for column, value in values.items():
+        rows = rows[rows[column] == value]
+    return rows
+
+
+def _in_order(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with scenarios by their roles, which their titles have behind them in rows, and formats from the narrowest."""
+    keys = []
+    if _FORMAT in rows:
+        keys.append(rows[_FORMAT].map({name: i for i, name in enumerate(formats(rows))}))
+    if {SCENARIO, TITLE, ROLE} <= set(rows):
+        keys.append(rows[SCENARIO].map({one.name: i for i, one in enumerate(ordered(rows))}))
+    return rows.iloc[np.lexsort(keys)] if keys else rows
+
+
+def draw(rows: pd.DataFrame, **options: Any) -> Figure:
+    """The figure that a study's file states; `options` are the fields of `Sketch`."""
+    at = {float(value): words for value, words in options.pop("at", {}).items()}  # whose keys are text in a manifest
+    sketch = Sketch(at=at, **options)
+    own = sketch.selected(rows)
+    if own.empty:
+        return marks.no_figure("nothing was measured of it")
+    x, colour, facet = (
+        tuple(column_of(own, name, "figure") for name in names) for names in ((sketch.x,), sketch.colour, sketch.facet)
+    )
+    return _draw(Shown(own, x[0], VALUE, colour[:1], facet, colour[1:]), _Values(names=sketch.names), sketch)
+
+
+@dataclass(frozen=True)
+class _Values(Wording):
+    """Words of a study's figure, which shows values without the names of their columns."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def value(self, column: str, value: Any) -> str:
+        return self.names.get(str(value)) or super().value(column, value)
+
+    def values(self, columns: Sequence[str], values: Sequence[Any]) -> str:
+        return ", ".join(map(self.value, columns, values))
+
+
 _LOG_FROM = 8.0
 """The ratio of the greatest and the least positive number from which an axis is logarithmic."""
-_LONG = 90  # characters that stand level in the names of the categories of all panels of a row
 _MARKERS = "os^vD<>PX*"
 _DASHES = ("-", "--", ":")  # with ten markers, thirty looks of one colour
 _MOST_LINES, _MOST_PANELS = 24, 30
+_MOST_BARS = 24  # points of a line, from which on it has a band and no markers
 _ACROSS = 3  # panels beside one another
-_BESIDE = 24  # characters of a line's name that has room beside the panels
-_ROW = 92  # characters in a row of a legend above them
-_SPREAD = 0.5  # of the room of a category, for the dots in it
+_ROW = 92  # characters in a row of a legend
+_SPREAD = 0.56  # of the height of a row, for the dots in it
 
 Key = tuple[Any, ...]
+_Look = dict[str, Any]
+_Cells = Mapping[Any, Interval | None]  # of a line, by x
 
 
 def plot_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> Plot:
@@ -148,30 +260,65 @@ def _refuse_too_many(selection: Shown, view: View, studies: Sequence[str]) -> No
         raise BadInput(f"plot.{key}", names, f"{reason}, and at most {most} can be told apart; {hint}")
 
 
-def _draw(selection: Shown, words: Wording) -> Figure:
-    """A panel for each facet, all on the same axes."""
-    facets, lines = _groups(selection.rows, selection.facet), _groups(selection.rows, selection.lines)
-    marks = {
-        (facet, key): {x: replicates(own, selection.metric) for (x,), own in _groups(rows_of, (selection.x,)).items()}
-        for facet, rows in facets.items()
-        for key, rows_of in _groups(rows, selection.lines).items()
+def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure:
+    """A panel for each facet, all on the same axes but where each has a metric of its own."""
+    facets, lines = (_groups(selection.rows, columns) for columns in (selection.facet, selection.lines))
+    parts = {facet: _groups(rows, selection.lines) for facet, rows in facets.items()}
+    places = [x for (x,) in _groups(selection.rows, (selection.x,))]
+    values = {
+        facet: {
+            key: {x: marks.replicates(own, selection.metric) for (x,), own in _groups(rows, (selection.x,)).items()}
+            for key, rows in part.items()
+        }
+        for facet, part in parts.items()
     }
-    scales = _scales(selection, [one for own in marks.values() for one in own.values()], words)
-    looks = dict(zip(lines, _looks(lines, selection), strict=True))
-    across = min(len(facets), 2 if len(facets) == 4 else _ACROSS)
+    every = [one for part in values.values() for line in part.values() for one in line.values()]
+    in_rows, is_free = not is_numeric(selection.rows[selection.x]), QUANTITY in selection.facet
+    room = min(0.5, 0.13 * max(map(len, parts.values()))) if sketch.symbol else 0.0  # for exponents
+    looks = dict(zip(lines, _looks(lines, selection, sketch.shades), strict=True))
     names = _names(list(lines), selection, words) if selection.lines else []
-    down, above = math.ceil(len(facets) / across), _columns(names)
-    titles = [words.values(selection.facet, facet) for facet in facets]
-    up = "\n".join(textwrap.wrap(words.metric_axis(selection), 26 * down + 22))
-    shared = {"sharex": scales.names is None, "sharey": True}
-    figure, panels = grid(titles, across, 2.6 if down == 1 else 2.0, (words.axis(selection.x), up), **shared)
-    if names:  # a legend beside the panels, or above them
-        figure.set_size_inches(PAGE, figure.get_figheight() + (0.13 * math.ceil(len(names) / above) if above else 0))
-    for axes, facet in zip(panels, facets, strict=True):
-        _panel(axes, {line: own for (where, line), own in marks.items() if where == facet}, looks, scales, across)
-    has_broken = any(_is_broken(one) for own in marks.values() for one in own.values())
-    _legend(figure, dict(zip(names, looks.values(), strict=False)), ", ".join(map(words.name, selection.colour)), has_broken)
+    texts = sketch.text[0] or words.axis(selection.x), sketch.text[1] or words.metric_axis(selection)
+    across = min(len(facets), 2 if len(facets) == 4 else _ACROSS)
+    down = math.ceil(len(facets) / across)
+    if in_rows:
+        crowd = max(sum(x in cells for cells in part.values()) for part in values.values() for x in places)
+        texts, height = (texts[1], sketch.text[0]), 0.4 + len(places) * (0.14 + 0.06 * min(crowd, 4))
+    else:
+        texts, height = (texts[0], "\n".join(textwrap.wrap(texts[1], 26 * down + 22))), 2.6 if down == 1 else 1.9
+    shared = {"sharex": not (in_rows and is_free), "sharey": in_rows or not is_free}
+    figure, panels = marks.grid(_titles(selection, list(facets), words), across, height, texts, **shared)
+    for axes, (facet, part) in zip(panels, parts.items(), strict=True):
+        shown_here = [one for line in values[facet].values() for one in line.values()]
+        scale = _Scale.of(shown_here if is_free else every, sketch, room, 1.0 if in_rows or sketch.symbol else _LOG_FROM)
+        if in_rows:
+            _rows(axes, values[facet], looks, dict(zip(places, _row_names(selection, places, words), strict=True)), scale)
+        else:
+            _lines(axes, values[facet], looks, places, scale)
+            for place, (key, rows) in enumerate(part.items()):
+                marks.corner(axes, sketch.exponent(rows), down=2 + 9 * place, color=looks[key]["color"])
+    heading = "" if sketch.y else ", ".join(map(words.name, selection.colour))
+    has_cross = not in_rows and any(map(_is_broken, every))
+    _legend(figure, dict(zip(names, looks.values(), strict=False)), heading, in_rows=in_rows, has_cross=has_cross)
     return figure
+
+
+def _row_names(selection: Shown, places: Sequence[Any], words: Wording) -> list[str]:
+    """The names of rows: of scenarios with their roles behind them."""
+    roles = _roles(selection.rows) if selection.x == TITLE else {}
+    return [words.value(selection.x, x) + (f" ({roles[x]})" if roles.get(x) else "") for x in places]
+
+
+def _roles(rows: pd.DataFrame) -> dict[Any, str]:
+    """Words for the role of each scenario, by its title."""
+    if not {TITLE, ROLE} <= set(rows):
+        return {}
+    return {title: ROLES[Role(role)] for title, role in rows[[TITLE, ROLE]].drop_duplicates().itertuples(index=False)}
+
+
+def _titles(selection: Shown, facets: Sequence[Key], words: Wording) -> list[tuple[str, str]]:
+    """The title of each panel, and a note on it: the role of its scenario."""
+    roles = _roles(selection.rows)
+    return [(words.values(selection.facet, facet), roles.get(facet[0], "") if facet else "") for facet in facets]
 
 
 def _groups(rows: pd.DataFrame, columns: tuple[str, ...]) -> dict[Key, pd.DataFrame]:
@@ -192,7 +339,7 @@ def _groups(rows: pd.DataFrame, columns: tuple[str, ...]) -> dict[Key, pd.DataFr
 
 
 def _plain(value: Any) -> Any:
-    """A value by which groups are selection: every missing one is None."""
+    """A value by which groups are told apart: every missing one is None."""
     return None if pd.isna(value) else value
 
 
@@ -201,137 +348,122 @@ def _is_broken(interval: Interval | None) -> bool:
 
 
 @dataclass(frozen=True)
-class _Scales:
-    """The axes that all panels share.
+class _Scale:
+    """The axis of the metric: its ends where it is logarithmic, and what is marked on it."""
 
-    Attributes:
-        places: of the values of x.
-        names: of the categories; None on an axis of numbers.
-        is_log: whether y is logarithmic.
-        ends: of y where it is.
-    """
-
-    places: dict[Any, float]
-    names: list[str] | None
     is_log: bool
     ends: tuple[float, float]
+    at: Mapping[float, str]
+    band: tuple[float, float] | None
 
-    def of(self, present: Collection[Any]) -> _Scales:
-        """Those of one panel, which has no room for categories of other panels."""
-        if self.names is None or len(present) == len(self.names):
-            return self
-        kept = [(value, name) for value, name in zip(self.places, self.names, strict=True) if value in present]
-        return replace(self, places={value: float(i) for i, (value, _) in enumerate(kept)}, names=[name for _, name in kept])
-
-    def lay(self, axes: Axes, beside: int) -> None:
-        """Set scales, ticks and names on a panel, of which `beside` stand in a row."""
-        if self.is_log:
-            log_y(axes, *self.ends)
-        else:
-            axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
-            axes.margins(y=0.1)
-        places = sorted(self.places.values())
-        if self.names is not None:
-            is_long = sum(map(len, self.names)) > _LONG // beside
-            turn: Any = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if is_long else {}
-            axes.set_xticks(range(len(self.names)), [textwrap.fill(name, 28) for name in self.names], **turn)
-            axes.tick_params(axis="x", length=0)
-            axes.set_xlim(-0.6, len(self.names) - 0.4)
-        elif places[0] > 0 and places[-1] >= _LOG_FROM / 2 * places[0]:
-            if len(places) <= 12:
-                plain_ticks(axes, places, turned=len(places) > 8)
-            else:
-                axes.set_xscale("log")
-                name_steps(axes.xaxis)
-        elif len(places) <= 8:
-            axes.set_xticks(places, [f"{place:g}" for place in places])
-        else:
-            axes.xaxis.set_major_locator(MaxNLocator(8))
+    @staticmethod
+    def of(values: Sequence[Interval | None], sketch: Sketch, room: float, from_ratio: float) -> _Scale:
+        """For some values, and what a study marks; logarithmic where they span `from_ratio`."""
+        known = [one for one in values if one is not None and math.isfinite(one.estimate)]
+        positive, marked = [one for one in known if one.estimate > 0], [*sketch.at, *(sketch.band or ())]
+        reached = [*(one.estimate for one in positive), *marked]
+        least, most = min(reached, default=1.0), max(reached, default=1.0)
+        is_log = 0 < from_ratio * least <= most and all(one.estimate >= 0 for one in known)
+        ends = marks.around(positive, *marked, room=room) if is_log else (0.0, 1.0)
+        return _Scale(is_log, ends, sketch.at, sketch.band)
 
 
-def _scales(selection: Shown, marks: list[Interval | None], words: Wording) -> _Scales:
-    known = [one for one in marks if one is not None and math.isfinite(one.estimate)]
-    positive = [one for one in known if one.estimate > 0]
-    least, most = (end((one.estimate for one in positive), default=1.0) for end in (min, max))
-    is_log = most >= _LOG_FROM * least and all(one.estimate >= 0 for one in known)
-    ends = around(positive) if is_log else (0.0, 1.0)
-    values = [key for (key,) in _groups(selection.rows, (selection.x,))]
-    if is_numeric(selection.rows[selection.x]):
-        return _Scales({value: float(value) for value in values}, None, is_log, ends)
-    names = [words.value(selection.x, value) for value in values]
-    return _Scales({value: float(i) for i, value in enumerate(values)}, names, is_log, ends)
-
-
-_Look = dict[str, Any]
-
-
-def _looks(lines: Mapping[Key, pd.DataFrame], selection: Shown) -> list[_Look]:
+def _looks(lines: Mapping[Key, pd.DataFrame], selection: Shown, shades: Mapping[str, str]) -> list[_Look]:
     """Colour, marker and dash of each line: no two have all three.
 
-    A colour stands for the values of what is drawn by colour: formats have their own, many numbers a scale from dark to light.
-    Lines of one colour differ in marker and dash.
+    A colour stands for the values of what is drawn by colour: some have their own, many numbers a scale from dark to light. Lines
+    of one colour differ in marker and dash.
     """
     colours = [key[: len(selection.colour)] for key in lines]
     groups = list(dict.fromkeys(colours if len(set(colours)) > 1 else lines))
-    shades: list[Any] = list(islice(cycle(SERIES), len(groups)))
-    if all(len(key) == 1 and key[0] in FORMAT_COLOURS for key in groups):
-        shades = [FORMAT_COLOURS[key[0]] for key in groups]
+    own = {**MEANINGS, **shades}
+    shade_of: list[Any] = list(islice(cycle(SERIES), len(groups)))
+    if all(str(key[:1][0]) in own for key in groups if key) and groups != [()]:
+        shade_of = [own[str(key[0])] for key in groups]
     elif len(groups) > 3 and len(groups[0]) == 1 and is_numeric(selection.rows[selection.lines[0]]):
-        shades = [tuple(colormaps["viridis"](0.85 * i / (len(groups) - 1))) for i in range(len(groups))]
+        shade_of = [tuple(colormaps["viridis"](0.85 * i / (len(groups) - 1))) for i in range(len(groups))]
     looks: list[_Look] = []
-    for key, own in zip(lines, colours, strict=True):
-        place = groups.index(own if own in groups else key)
-        same = sum(look["color"] == shades[place] for look in looks)
-        marker = _MARKERS[(shades.index(shades[place]) + same) % len(_MARKERS)]
-        dash = _DASHES[same % len(_DASHES)]
-        looks.append({"color": shades[place], "marker": marker, "linestyle": dash})
+    for key, colour in zip(lines, colours, strict=True):
+        place = groups.index(colour if colour in groups else key)
+        same = sum(look["color"] == shade_of[place] for look in looks)
+        marker = _MARKERS[(shade_of.index(shade_of[place]) + same) % len(_MARKERS)]
+        looks.append({"color": shade_of[place], "marker": marker, "linestyle": _DASHES[same % len(_DASHES)]})
     return looks
 
 
-def _panel(
-    axes: Axes, lines: Mapping[Key, Mapping[Any, Interval | None]], looks: Mapping[Key, _Look], scales: _Scales, beside: int
-) -> None:
-    """Lines over numbers, dots over categories; at the top a cross for NaN or Inf, at the foot 0 below a log axis."""
-    scales = scales.of({x for marks in lines.values() for x in marks})
-    scales.lay(axes, beside)
-    order, count = list(looks), len(looks)
-    for key, marks in lines.items():
+def _lines(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], places: Sequence[float], scale: _Scale) -> None:
+    """Lines over numbers; at the top a cross for NaN or Inf, at the foot 0 below a log axis."""
+    _lay_numbers(axes, sorted(places))
+    if scale.is_log:
+        marks.log_y(axes, *scale.ends)
+    else:
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 4), useMathText=True)
+        axes.margins(y=0.1)
+    marks.reference_lines(axes, scale.at, scale.band, upright=False)
+    for key, cells in lines.items():
         look = looks[key]
-        shift = 0.0 if scales.names is None or count == 1 else _SPREAD * (order.index(key) / (count - 1) - 0.5)
-        known = [(scales.places[x] + shift, one) for x, one in marks.items() if one is not None and not _is_broken(one)]
-        drawn = [(x, one) for x, one in known if one.estimate > 0 or not scales.is_log]
-        line(axes, drawn, **look | ({} if scales.names is None else {"linestyle": "none"}))
-        zero = [x for x, one in known if scales.is_log and one.estimate == 0]
-        lost = [scales.places[x] + shift for x, one in marks.items() if _is_broken(one)]
-        for places, sign, height in ((zero, "$0$", 0.03), (lost, "x", 0.97)):
-            if places:  # the height of an empty line would count in the layout
+        known = [(x, one) for x, one in cells.items() if one is not None and not _is_broken(one)]
+        drawn = [(x, one) for x, one in known if one.estimate > 0 or not scale.is_log]
+        if len(cells) < _MOST_BARS:
+            marks.line(axes, drawn, **look)
+        elif drawn:
+            across, values = zip(*drawn, strict=True)
+            axes.plot(across, [one.estimate for one in values], **look | {"marker": "", "linewidth": 0.9})
+            low, high = ([end(one) for one in values] for end in (marks.lowest, marks.highest))
+            axes.fill_between(across, low, high, color=look["color"], alpha=0.2, linewidth=0)
+        zero = [x for x, one in known if scale.is_log and one.estimate == 0]
+        lost = [x for x, one in cells.items() if _is_broken(one)]
+        for known_at, sign, height in ((zero, "$0$", 0.03), (lost, "x", 0.97)):
+            if known_at:  # the height of an empty line would count in the layout
                 in_panel: Any = {"transform": axes.get_xaxis_transform(), "linestyle": "none", "markersize": 5}
-                axes.plot(places, [height] * len(places), marker=sign, color=look["color"], **in_panel)
+                axes.plot(known_at, [height] * len(known_at), marker=sign, color=look["color"], **in_panel)
 
 
-def _legend(figure: Figure, looks: Mapping[str, _Look], heading: str, has_broken: bool) -> None:
-    keys = {name: swatch("", **look) for name, look in looks.items()}
-    if has_broken:
-        keys["NaN or Inf"] = swatch(GREY, "x", markersize=5)
-    if not keys:
-        return
-    figure.legend(
-        list(keys.values()),
-        [textwrap.fill(name, _ROW) for name in keys],
-        title=heading,
-        title_fontsize=SMALL + 0.5,
-        loc="outside upper center" if (above := _columns([*keys, heading])) else "outside right upper",
-        ncols=above or 1,
-        frameon=False,
-        alignment="left",
-        handlelength=2.6,  # room for a dash
-    )
+def _lay_numbers(axes: Axes, places: Sequence[float]) -> None:
+    """An axis of numbers, on a log scale where they span more than half of `_LOG_FROM`."""
+    if places[0] > 0 and places[-1] >= _LOG_FROM / 2 * places[0]:
+        if len(places) <= 12:
+            marks.plain_ticks(axes, places, turned=len(places) > 5)
+        else:
+            axes.set_xscale("log")
+            marks.name_steps(axes.xaxis)
+    elif len(places) <= 8:
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(8))
 
 
-def _columns(names: Sequence[str]) -> int:
-    """The columns of a legend above the panels; 0 where its names are short enough to stand beside them."""
-    longest = max(map(len, names), default=0)
-    return 0 if longest <= _BESIDE else max(1, min(2, _ROW // longest))
+def _rows(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], names: Mapping[Any, str], scale: _Scale) -> None:
+    """Dots in rows with names, those of one row apart; a value stands behind a dot that is alone."""
+    order, places, dots = list(lines), {x: place for place, x in enumerate(names)}, list[marks.Dot]()
+    count = max(sum(x in cells for cells in lines.values()) for x in names)
+    for key, cells in lines.items():
+        look, shift = looks[key], _SPREAD * (order.index(key) / (count - 1) - 0.5) if count > 1 else 0.0
+        for x, one in cells.items():
+            text = marks.scientific(one.estimate) if one is not None and count == 1 else ""
+            absent = "NaN or Inf" if _is_broken(one) else "0"
+            own = {"marker": look["marker"], "linestyle": ""}
+            dots.append(marks.Dot(places[x] + shift, one, look["color"], text, absent, own, "_".join(map(str, key))))
+    marks.draw_rows(axes, list(names.values()), dots, at=scale.at, band=scale.band, log=scale.is_log)
+    if not scale.is_log:
+        axes.locator_params(axis="x", nbins=5)
+        axes.margins(x=0.15)
+    else:
+        low, high = scale.ends
+        axes.set_xlim(low, high * (high / low) ** (0.4 * (count == 1)))  # room for the values
+
+
+def _legend(figure: Figure, looks: Mapping[str, _Look], heading: str, *, in_rows: bool, has_cross: bool) -> None:
+    """The lines by name, above the panels, in as many columns as there is room for."""
+    keys = {name: marks.swatch("", **look | ({"linestyle": ""} if in_rows else {})) for name, look in looks.items()}
+    if has_cross:
+        keys["NaN or Inf"] = marks.swatch(GREY, "x", markersize=5)
+    if keys:
+        columns = max(1, min(len(keys), _ROW // (max(map(len, keys)) + 6)))
+        figure.set_size_inches(PAGE, figure.get_figheight() + 0.14 * math.ceil(len(keys) / columns))
+        options: dict[str, Any] = {"title": heading, "title_fontsize": SMALL + 0.5, "handlelength": 2.6}  # room for a dash
+        names = [textwrap.fill(name, _ROW) for name in keys]
+        figure.legend(list(keys.values()), names, loc="outside upper center", ncols=columns, frameon=False, **options)
 
 
 def _names(lines: Sequence[Key], selection: Shown, words: Wording) -> list[str]:
@@ -363,22 +495,15 @@ _MOST_ROWS = 40
 def draw_points(rows: pd.DataFrame) -> Figure:
     """RMSE from golden of every point and of its baseline, a row for each."""
     labels = [str(name) for name in rows if str(name).startswith(LABEL) and rows[name].notna().any()]
-    every = list(_groups(compared(rows, reference="golden"), tuple(labels)))
-    pairs = [[(name.removeprefix(LABEL), value) for name, value in zip(labels, key, strict=True)] for key in every[:_MOST_ROWS]]
-    names = [", ".join(f"{name} = {value}" for name, value in own if value is not None) or DEFAULTS for own in pairs]
-    places = {key: place for place, key in enumerate(every[:_MOST_ROWS])}
-    subjects = {"baseline": {"shade": BASELINE, "look": {"marker": "|"}}, "variant": {"shade": TILED}}
 
-    def dots(panel: pd.DataFrame) -> Iterable[Dot]:
-        for subject, look in subjects.items():
-            for key, own in _groups(compared(panel, subject, "golden"), tuple(labels)).items():
-                if key in places and len(own):
-                    value = replicates(own, METRIC)
-                    yield Dot(places[key], value, name=subject, absent="NaN or Inf" if value is None else "0", **look)  # type: ignore[arg-type]
+    def name(row: Mapping[str, Any]) -> str:
+        return ", ".join(f"{one.removeprefix(LABEL)} = {row[one]}" for one in labels if not pd.isna(row[one])) or DEFAULTS
 
-    keys = {"variant": swatch(TILED), "baseline": swatch(BASELINE, "|")}
+    rows = rows.assign(point=[name(row) for row in rows[labels].to_dict("records")] if labels else DEFAULTS)
+    every = rows["point"].unique()
     left = f"; the first {_MOST_ROWS} of {len(every)} points" if len(every) > _MOST_ROWS else ""
-    return rows_by_scenario(rows, names, dots, f"RMSE from golden, absolute{left}", keys=keys, row=0.2, room=0.0)
+    text = "", f"RMSE from golden, absolute{left}"
+    return draw(rows[rows["point"].isin(every[:_MOST_ROWS])], x="point", y={"RMSE": METRIC}, colour=["subject"], text=text)
 
 
 POINTS = Plot(

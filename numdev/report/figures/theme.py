@@ -37,8 +37,13 @@ FORMAT_COLOURS = {
     "tf32": "#999933",
     "e4m3fn": "#CC79A7",
 }
-OUTPUT_COLOURS = {"dq": "#6A3D9A", "dk": "#B15928", "dv": "#33A02C", "delta": "#E7298A"}
-"""The outputs of the backward pass."""
+MEANINGS = {
+    **FORMAT_COLOURS,
+    "variant": TILED,
+    "baseline": BASELINE,
+    **{"dQ": "#6A3D9A", "dK": "#B15928", "dV": "#33A02C", "delta": "#E7298A"},
+}
+"""The colour of a value that means the same in every figure: formats, subjects, outputs of the backward pass."""
 CHANGE_COLOURS = {
     "init": "#44AA99",
     "order": "#117733",

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import product
-from typing import Any
-
-import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
-from numdev.report.claims.evidence import EVERY
 from numdev.report.claims.verdicts import Undecidable
-from numdev.report.figures.lines import draw_lines
-from numdev.report.figures.marks import Dot, draw_rows, in_u, legend, page, replicates, swatch, titled
-from numdev.report.figures.theme import BASELINE, GREY, POLICY_COLOURS, TILED
-from numdev.report.reading.scenarios import compared, formats, of, ordered
 from numdev.report.studies import TEXTS, operation_words
 
 LENGTH = "problem.shape.keys"
@@ -89,32 +79,6 @@ def of_output(rows: pd.DataFrame, name: str) -> pd.DataFrame:
     if own.empty:
         raise Undecidable(f"nothing was measured of {SYMBOLS.get(name, name)}")
     return own.assign(primary=True)
-
-
-def draw_rescales(rows: pd.DataFrame, **options: Any) -> Figure:
-    """The difference over `tiles`, the number of tiles of keys, which is one more than that of rescales."""
-    return draw_lines(rows.assign(tiles=np.ceil(rows[LENGTH] / rows["variant.tiling.bc"])), x="tiles", **options)
-
-
-def draw_total(rows: pd.DataFrame) -> Figure:
-    """Total beside arithmetic error of tiled attention and of its baseline, RMSE, at the narrowest format: a row per scenario."""
-    fmt, scenarios, dots = formats(rows)[0], ordered(rows), list[Dot]()
-    own = in_u(rows[rows["format"] == fmt], EVERY)
-    looks: dict[str, dict[str, Any]] = {"golden": {}, SAME_INPUTS: {"markerfacecolor": "none", "markersize": 6}}
-    for (place, scenario), (subject, shift), (reference, look) in product(
-        enumerate(scenarios), {"variant": -0.18, "baseline": 0.18}.items(), looks.items()
-    ):
-        here = compared(of(own, scenario), subject, reference)
-        policy = str(here["policy"].iloc[0]) if len(here) else ""
-        shade = BASELINE if subject == "baseline" else POLICY_COLOURS.get(policy, GREY)
-        dots.append(Dot(place + shift, replicates(here, EVERY), shade, absent="", look=look, name=subject))
-    figure = page(0.8 + 0.3 * len(scenarios))
-    draw_rows(figure.add_subplot(), [titled(scenario) for scenario in scenarios], dots, room=0.0)
-    text = f"RMSE from golden at {fmt.upper()}, in u of F; open: arithmetic error, golden on the same rounded inputs"
-    figure.supxlabel(text, fontsize=8)
-    shades = {"every step in F": TILED, "FP32 inside": POLICY_COLOURS["kernel"], "baseline": BASELINE}
-    legend(figure, {text: swatch(shade) for text, shade in shades.items()}, 3)
-    return figure
 
 
 WORDS = operation_words("attention", inputs=inputs, describe=describe)

@@ -11,11 +11,9 @@ of u: it would be 1 if every element of O were off by u away from zero.
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,9 +24,10 @@ from scipy.special import beta
 from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import EVERY, by_format, left_out, mean_of, over, per_replicate, select
 from numdev.report.claims.verdicts import ALIKE, LARGER, Evidence, Question, Region, Undecidable
-from numdev.report.figures.marks import OPEN, Dot, draw_rows, grid, legend, measured, page, rows_by_scenario, swatch, titled
-from numdev.report.figures.theme import BLACK, FP32_INSIDE, GREY, OUTPUT_COLOURS, PAGE, PALE, TILED
-from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, formats, of, ordered
+from numdev.report.figures.marks import no_figure
+from numdev.report.figures.plot import draw
+from numdev.report.figures.theme import FP32_INSIDE, TILED
+from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output
 from numdev.results.manifest import EntryRole
@@ -48,6 +47,7 @@ class Shares:
     """
 
     adds: bool
+    by_seed: pd.DataFrame  # a column for each step
     by_step: dict[str, Interval]
     total: Interval
 
@@ -76,12 +76,12 @@ def shares(rows: pd.DataFrame, output: str) -> Shares:
     steps = [str(name) for name in own[_STEP][own[_ROLE].isna()].dropna().unique()]
     if not steps:
         raise Undecidable("no step was changed alone")
-    each = {name: (_squares(own[own[_STEP] == name])["value"] - none["value"]) / span for name in steps}
-    summed = pd.DataFrame(each).sum(axis=1).clip(lower=0.0)
+    each = pd.DataFrame({name: (_squares(own[own[_STEP] == name])["value"] - none["value"]) / span for name in steps})
+    summed = each.sum(axis=1).clip(lower=0.0)
     total = ratio(np.sqrt(summed), np.ones(len(summed)), summed.index, none["cluster"])
     clusters = none["cluster"].tolist()
-    by_step = {name: mean(one.tolist(), one.index.tolist(), clusters) for name, one in each.items()}
-    return Shares(bool((span > 0).all()), by_step, total)
+    by_step = {str(name): mean(one.tolist(), one.index.tolist(), clusters) for name, one in each.items()}
+    return Shares(bool((span > 0).all()), each, by_step, total)
 
 
 def _squares(rows: pd.DataFrame) -> pd.DataFrame:
@@ -121,47 +121,22 @@ def _words(step: str) -> str:
 
 
 def draw_attribution(rows: pd.DataFrame) -> Figure:
-    """The share of each step, a row of panels for each problem, a column for each output, the largest shares on top."""
-    outputs, problems = _outputs(rows), [own for _, own in rows.groupby("pairing", sort=False)]
-    cells = [(own, output) for own in problems for output in outputs]
-    known = list[list[Shares]]()
-    for own, output in cells:
-        known.append([])
+    """The share of each step, a panel for each problem and output, the largest shares on top."""
+    tables = []
+    for output, (_, own) in product(_outputs(rows), rows.groupby("pairing", sort=False)):
         for _, each in own.groupby(SCENARIO, sort=False):
             with suppress(Undecidable):
-                known[-1].append(shares(each, output))
-    every = [one for each in known for one in each]
-    alone = [one for one in every if one.adds] or every
-    shown = {step: [own.by_step[step].estimate for own in alone if step in own.by_step] for one in every for step in one.by_step}
-    steps = sorted(shown, key=lambda step: max(shown[step], default=0.0), reverse=True)
-    across = len(outputs) if len(outputs) > 1 else len(problems)
-    titles = [f"{SYMBOLS.get(name, name)}, {_title(own)}" if len(outputs) > 1 else _title(own) for own, name in cells]
-    text = "share of the squared RMSE from golden that all steps make together", ""
-    figure, panels = grid(titles, across, 0.5 + 0.155 * len(steps), text, sharey=True, sharex=True)
-    figure.set_figwidth(PAGE)  # as wide as the legend, where there is one panel
-    for i, axes in enumerate(panels):
-        draw_rows(axes, [_words(step) for step in steps], _dots(known[i], steps), log=False, at={0: ""})
-        sums = ", ".join(f"{'low' if one.adds else 'high'} {significant(one.total.estimate**2)}" for one in known[i])
-        place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "bottom"}
-        axes.annotate(f"sum: {sums}" if sums else "not measured", (1, 0), (-2, 3), color=GREY, fontsize=7, **place)
-    keys = {"low format alone: largest": swatch(BLACK), "the others": swatch(GREY), "set by the tensors": swatch(PALE)}
-    legend(figure, {**keys, "high format alone: removed": swatch(BLACK, **_OPEN)}, 4)
-    return figure
-
-
-_OPEN: dict[str, Any] = {"marker": "D", "markersize": 3, **OPEN}
-
-
-def _dots(known: list[Shares], steps: list[str]) -> Iterator[Dot]:
-    """Filled: each step alone in the low format. Open: what each step alone in the high format removes."""
-    for one in known:
-        for step, share in one.by_step.items():
-            shade = BLACK if step == one.chief else PALE if step in _FIXED else GREY
-            look = {"linewidth": 0.7, "capsize": 1.5}
-            if one.adds:
-                yield Dot(steps.index(step) - 0.18, share, shade, look={**look, "markersize": 5}, name="low format alone")
-            else:
-                yield Dot(steps.index(step) + 0.18, share, BLACK, look={**look, **_OPEN}, name="high format alone")
+                one = shares(each, output)
+                table = one.by_seed.rename(columns=_words).rename_axis("seed").reset_index()
+                table = table.melt("seed", var_name="step", value_name="share").dropna()
+                words = "alone in the low format: adds" if one.adds else "alone in the high format: removes"
+                tables.append(table.assign(of=f"{SYMBOLS.get(output, output)}, {_title(own)}", change=words))
+    if not tables:
+        return no_figure("no step was measured alone")
+    largest = pd.concat(tables).groupby("step")["share"].mean().sort_values(ascending=False)
+    table = pd.concat(tables).sort_values("step", key=lambda steps: steps.map(list(largest.index).index), kind="stable")
+    text = "", "share of the squared RMSE from golden that all steps make together"
+    return draw(table, x="step", y={"share": "share"}, colour=["change"], facet=["of"], text=text, at={0: ""})
 
 
 def _title(rows: pd.DataFrame) -> str:
@@ -207,23 +182,6 @@ def by_chance(dim: int) -> float:
 
 def _mean(rows: pd.DataFrame, metric: str) -> Interval:
     return mean_of(per_replicate(rows.dropna(subset=metric), metric))
-
-
-def draw_direction(rows: pd.DataFrame) -> Figure:
-    """How well the top singular vector of each gradient's error keeps its direction, and how much of the error lies in it."""
-    names = formats(rows)
-    own = rows[(rows["format"] == ("bf16" if "bf16" in names else names[0])) & (rows["reference"] == SAME_INPUTS)]
-    outputs = [name for name in GRADIENTS if (own["output"] == name).any()]
-
-    def dots(panel: pd.DataFrame) -> Iterator[Dot]:
-        for place, output in enumerate(outputs):
-            for metric, shift, look in ((_STAYS, -0.15, {}), (_SHARE, 0.15, OPEN)):
-                here = panel[(panel["output"] == output) & (panel["subject"] == "variant")]
-                yield Dot(place + shift, measured(_mean, here, metric), OUTPUT_COLOURS[output], absent="", look=look)
-
-    text = "|cosine| of the error's top singular vector with that of the seed before (dashed: by chance); open: share of energy"
-    chance = {by_chance(int(own["problem.shape.head_dim"].iloc[0])): ""}
-    return rows_by_scenario(own, [SYMBOLS[name] for name in outputs], dots, text, log=False, at=chance)
 
 
 LEAST = 0.025
@@ -309,21 +267,12 @@ def weigh_delta_forms(rows: pd.DataFrame) -> Evidence:
 
 def draw_delta(rows: pd.DataFrame) -> Figure:
     """The signed bias of delta, a row for each way to make it, a panel for each scenario."""
-    each = {scenario: ways(of(rows, scenario)) for scenario in ordered(rows)}
-    tall = [0.45 + len(own) for own in each.values()]
-    figure = page(0.7 + 0.3 * len(each) + 0.145 * sum(tall))
-    panels: Any = figure.subplots(len(each), 1, sharex=True, squeeze=False, height_ratios=tall)
-    for (scenario, own), axes in zip(each.items(), panels[:, 0], strict=True):
-        dots = []
-        for place, (made, here) in enumerate(own.items()):
-            value = measured(_bias, here)
-            bias = math.nan if value is None else round(value.estimate, 2) + 0.0  # no minus before a zero
-            text = f"{bias:+.2f}" if abs(bias) < 100 else f"{bias:+.0e}"
-            dots.append(Dot(place, value, FP32_INSIDE if made.wide else TILED, text))
-        draw_rows(axes, [made.text for made in own], dots, log=False, at={0: ""}, band=(-LEAST, LEAST))
-        axes.set_xscale("symlog", linthresh=4 * LEAST)
-        axes.margins(x=0.15)
-        axes.set_title(textwrap.fill(titled(scenario), 76), loc="left", fontsize=7, fontweight="bold")
-    text = f"signed bias of delta in u of the format: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
-    figure.supxlabel(text, fontsize=7)
-    return figure
+    tables = [
+        here.assign(way=made.text, accumulates="FP32" if made.wide else "the low format")
+        for scenario in ordered(rows)
+        for made, here in ways(of(rows, scenario)).items()
+    ]
+    text = "", f"signed bias of delta in u: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
+    look: dict[str, Any] = {"colour": ["accumulates"], "shades": {"FP32": FP32_INSIDE, "the low format": TILED}}
+    look |= {"reference": SAME_INPUTS, "at": {0: ""}, "band": (-LEAST, LEAST), "text": text}
+    return draw(pd.concat(tables), x="way", y={"bias": "delta.bias"}, **look)

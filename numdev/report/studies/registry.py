@@ -114,9 +114,8 @@ def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
     """The figures that a study's file, or its manifest, says how to draw, by name."""
     plots = {}
     for name, own in (fields.get("figures") or {}).items():
-        needs, files = tuple(own.get("needs", ())), tuple(own.get("files", ()))
         draw = partial(_draw, name, own["draw"], own.get("options") or {})
-        plots[name] = Plot(draw, own["about"], needs, own.get("title", ""), own.get("table", ""), files)
+        plots[name] = Plot(draw, own["about"], tuple(own.get("needs", ())), own.get("title", ""), own.get("table", ""))
     return plots
 
 

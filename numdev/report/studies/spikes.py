@@ -29,11 +29,10 @@ from scipy.stats import median_abs_deviation
 
 from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
-from numdev.report.figures.marks import grid, log_y, no_figure
-from numdev.report.figures.theme import GREY, TILED
-from numdev.report.reading.frames import WATCH, Results
+from numdev.report.figures.marks import no_figure
+from numdev.report.figures.plot import draw
 from numdev.report.reading.scenarios import LABEL, SCENARIO
-from numdev.report.statistics import Floats, Interval, mean, ratio, significant, typical
+from numdev.report.statistics import Floats, Interval, mean, ratio
 from numdev.report.studies import TEXTS
 
 WINDOW, FACTOR = 40, 7.0
@@ -216,49 +215,11 @@ def draw_aligned(rows: pd.DataFrame) -> Figure:
         runs, every = _compared(rows)
     except Undecidable as reason:
         return no_figure(str(reason))
+    steps = range(-BEFORE, AFTER + 1)
+    tables = [
+        pd.DataFrame(np.exp(lifts(every, name)), columns=steps).rename_axis("seed").reset_index().melt("seed", var_name="step")
+        for name in FIGURES
+    ]
+    table = pd.concat([one.assign(figure=words) for one, words in zip(tables, FIGURES.values(), strict=True)]).dropna()
     text = f"steps after a spike; {len(every)} spikes in {_spiked(runs)} runs", "over ordinary steps"
-    figure, panels = grid([f"{words[0].upper()}{words[1:]}" for words in FIGURES.values()], 3, 1.9, text, sharex=True)
-    for axes, name in zip(panels, FIGURES, strict=True):
-        _panel(axes, lifts(every, name))
-    return figure
-
-
-_LEAST = 3  # seeds with a known value for a band: the interval of two is 12.7 standard errors to each side
-
-
-def _panel(axes: Any, logs: Floats) -> None:
-    steps = np.arange(-BEFORE, AFTER + 1)
-    axes.axhline(1.0, color=GREY, linewidth=0.6)
-    axes.axvline(0, color=GREY, linewidth=0.6, linestyle=":")
-    known = np.isfinite(logs).any(axis=0)
-    if not known.any():
-        axes.annotate("0 or not known", (0.5, 0.6), xycoords="axes fraction", ha="center", color=GREY, fontsize=7)
-        return
-    for own in logs:
-        axes.plot(steps, np.exp(own), color=GREY, linewidth=0.4)
-    axes.plot(steps[known], np.exp(np.nanmean(logs[:, known], axis=0)), color=TILED)
-    bands = [mean(own[np.isfinite(own)].tolist()) for own in logs.T]  # of logarithms
-    ends = np.array([(one.low, one.high) if one.count >= _LEAST else (np.nan, np.nan) for one in bands])
-    axes.fill_between(steps, *np.exp(ends).T, color=TILED, alpha=0.2, linewidth=0)
-    values = np.exp(logs[np.isfinite(logs)])
-    log_y(axes, min(float(values.min()), 0.5) / 1.1, max(float(values.max()), 2.0) * 1.1)
-
-
-def spike_table(results: Results, study: str) -> pd.DataFrame:
-    """A row per figure: typical size at ordinary steps, before and at a spike, and the ratios with their intervals, as text."""
-    try:
-        _, every = _compared(results.study(study, WATCH))
-    except Undecidable as reason:
-        return pd.DataFrame([{"figure": str(reason)}])
-    lines = []
-    for name, words in FIGURES.items():
-        lines.append({"figure": words, "ordinary": _size([spike.run.ordinary(name, spike.place) for spike in every])})
-        for offset, where in ((-5, "5 before"), (-1, "1 before"), (0, "at the spike")):
-            sizes = [float(spike.run.figures[name][spike.place + offset]) for spike in every]
-            lines[-1] |= {where: _size(sizes), f"{where}, ratio": lift_at(every, name, offset).text()}
-    return pd.DataFrame(lines)
-
-
-def _size(values: Sequence[float]) -> str:
-    known = [value for value in values if np.isfinite(value)]
-    return significant(typical(known).estimate) if known else "unknown"
+    return draw(table.astype({"step": float}), x="step", y={"lift": "value"}, facet=["figure"], text=text, at={1: ""})

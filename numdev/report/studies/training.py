@@ -11,16 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
-import matplotlib.image as images
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import (
@@ -37,10 +32,11 @@ from numdev.report.claims.verdicts import (
     Verdict,
 )
 from numdev.report.figures import marks
-from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, PAGE, PALE, SMALL, TILED
+from numdev.report.figures.plot import QUANTITY, draw
+from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, TILED
 from numdev.report.reading.frames import RUN, WHOLE, Results
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, of, ordered
-from numdev.report.statistics import Interval, mean, ratio, significant, slope, typical
+from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, TITLE, of, ordered
+from numdev.report.statistics import Interval, mean, ratio, significant, slope
 from numdev.report.studies import operation_words
 from numdev.results.manifest import EntryRole
 
@@ -157,28 +153,14 @@ class Rung:
         """At the last step; see `at`."""
         return self.at(self.end, metric)
 
-    def typical_last(self) -> Interval:
-        """The geometric mean of the Wasserstein distance over replicates at the last step."""
-        return typical(self.last().tolist())
-
     def exponent(self, metric: str) -> Interval:
         """The exponent of the step in a metric, over all steps after the first."""
         return slope(self.trained["step"], self.trained[metric], self.trained["seed"])
-
-    def steps(self) -> list[int]:
-        """Steps after the first at which the runs differ in every replicate."""
-        least = self.trained.groupby("step", sort=True)[list(METRICS)].min().min(axis=1)
-        return [int(str(step)) for step, value in least.items() if value > 0]
 
     def rates(self) -> pd.Series[float]:
         """How much the Wasserstein distance grows per step, by replicate: the slope of a least-squares line through all steps."""
         own = {seed: run[["step", WASSERSTEIN]].dropna() for seed, run in self.rows.groupby("seed")}
         return pd.Series({seed: np.polyfit(run["step"], run[WASSERSTEIN], 1)[0] for seed, run in own.items() if len(run) > 1})
-
-    def curve(self, metric: str) -> pd.DataFrame:
-        """Median, least and greatest of the replicates by step, where the median is positive."""
-        own = self.trained.groupby("step", sort=True)[metric].agg(["median", "min", "max"])
-        return own[own["median"] > 0]
 
 
 def over(above: pd.Series[float], *below: pd.Series[float]) -> Interval:
@@ -410,136 +392,46 @@ WORDS = operation_words(
     ),
 )
 
-_STYLES = ("-", "--", ":", "-.")
-_TITLES = {LARGEST: "Max difference of a weight", WASSERSTEIN: "Wasserstein distance", SIZE: "Relative norm"}
-_TOP = "outside upper center"
 
-Drawn = Sequence[tuple[Rung, Mapping[str, Any]]]
+def _table(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows of all weights after the first step of every run but the sham, with its name as `run`, and `group`."""
+    every = [rung for scenario in ordered(rows) for rung in rungs(of(rows, scenario)) if rung.group is not Group.SHAM]
+    tables = [
+        rung.trained.assign(run=rung.name, group=rung.group.words, is_last=rung.trained["step"] == rung.end) for rung in every
+    ]
+    growth = [rung.trained["seed"].map(rung.rates()) for rung in every]
+    return pd.concat(tables).assign(growth=pd.concat(growth)) if tables else rows.iloc[:0]
+
+
+_SHADES = {group.words: group.shade for group in Group}
 
 
 def draw_weights(rows: pd.DataFrame) -> Figure:
-    """Max difference and Wasserstein distance from baseline attention over the steps, a line for each kernel."""
-    scenarios = ordered(rows)
-    figure = marks.page(0.75 + 2.35 * len(scenarios))
-    pairs: Any = figure.subplots(len(scenarios), 2, squeeze=False)
-    looks: dict[str, dict[str, Any]] = {}
-    for pair, scenario in zip(pairs, scenarios, strict=True):
-        own = [rung for rung in rungs(of(rows, scenario)) if rung.group in (Group.FLASH, Group.ULP)]
-        for rung in own:  # controls are black and have no markers
-            place, marker = len(looks), "os^vD"[len(looks) % 5] if rung.group is Group.FLASH else ""
-            looks.setdefault(rung.name, {"color": rung.group.shade, "linestyle": _STYLES[place % 4], "marker": marker})
-        drawn = [(rung, looks[rung.name]) for rung in own]
-        for axes, metric in zip(pair, (LARGEST, WASSERSTEIN), strict=True):
-            axes.set_title(
-                f"{scenario.title}\n{_TITLES[metric]}" if len(scenarios) > 1 else _TITLES[metric], fontsize=8, **marks.TITLE
-            )
-            _over_steps(axes, drawn, metric)
-            _exponents(axes, drawn, metric)
-    marks.legend(figure, {name: marks.swatch("", **look) for name, look in looks.items()}, min(len(looks), 3) or 1, _TOP)
-    figure.supxlabel("training steps", fontsize=8)
-    figure.supylabel("difference from the weights of baseline attention", fontsize=8)
-    return figure
-
-
-def _over_steps(axes: Axes, drawn: Drawn, metric: str, *, logarithmic: bool = True) -> None:
-    """Median lines, and bands from the least to the greatest replicate, on log axes or on linear ones."""
-    ends: list[float] = []
-    for rung, look in drawn:
-        curve = rung.curve(metric)
-        if len(curve):
-            axes.plot(curve.index, curve["median"], markersize=2.5, label=rung.name, **look)
-            low = curve["min"].where(curve["min"] > 0, curve["median"])
-            axes.fill_between(curve.index, low, curve["max"], color=look["color"], alpha=0.2, linewidth=0)
-            ends += [float(low.min()), float(curve["max"].max())]
-    axes.set_xscale("log" if logarithmic else "linear")
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    if ends and not logarithmic:
-        axes.set_ylim(0, max(ends) * 1.05)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: marks.scientific(value) if value else "0"))
-    elif ends:
-        marks.log_y(axes, min(ends) / 1.5, max(ends) * 1.5)
-    else:
-        axes.annotate("no difference", (0.5, 0.5), xycoords="axes fraction", ha="center", color=GREY, fontsize=SMALL)
-        axes.set_yticks([])
-
-
-def _exponents(axes: Axes, drawn: Drawn, metric: str) -> None:
-    """The power of the step behind the end of each line."""
-    steps = [step for rung, _ in drawn for step in rung.steps()]
-    ends = []
-    for rung, look in drawn:
-        if len(curve := rung.curve(metric)):
-            power = rung.exponent(metric).estimate
-            words = f"$\\propto t^{{{significant(power)}}}$" if math.isfinite(power) else ""
-            ends.append((max(steps), float(curve["median"].iloc[-1]), words, look["color"]))
-    if ends:
-        axes.set_xlim(min(steps) / 1.2, max(steps) * (max(steps) / min(steps)) ** 0.3)
-        marks.name_ends(axes, ends, 0.07, fontsize=8)
+    """Max difference and Wasserstein distance from the reference over the steps, a line for each run."""
+    y = {"Max difference of a weight": LARGEST, "Wasserstein distance": WASSERSTEIN}
+    facet = [TITLE, QUANTITY] if rows[TITLE].nunique() > 1 else [QUANTITY]
+    text, table = ("training steps", "difference from the weights of the reference"), _table(rows)
+    shades = {run: _SHADES[group] for run, group in zip(table["run"], table["group"], strict=True)} if len(table) else {}
+    return draw(table, x="step", y=y, colour=["run"], facet=facet, text=text, shades=shades)
 
 
 def draw_ladder(rows: pd.DataFrame) -> Figure:
-    """Every rung over the steps by three metrics; below, its difference at the last step, and how fast that grows."""
-    blocks = [(scenario, rungs(of(rows, scenario))) for scenario in ordered(rows)]
-    tall = [2.1, *(0.85 + 0.19 * len(every) for _, every in blocks)]  # the first alone has lines: a figure keeps to a page
-    figure = marks.page(0.6 + sum(tall))
-    parts: Any = figure.subfigures(len(tall), 1, height_ratios=tall)
-    seen, drawn = Counter[Group](), []
-    for rung in blocks[0][1] if blocks else ():  # rungs of a group share a colour and differ in style
-        drawn.append((rung, {"color": rung.group.shade, "linestyle": _STYLES[seen[rung.group] % 4]}))
-        seen[rung.group] += 1
-    metrics = (WASSERSTEIN, LARGEST, SIZE)
-    for axes, metric in zip(parts[0].subplots(1, 3, width_ratios=[3, 2, 2]), metrics, strict=True):
-        axes.set_title(_TITLES[metric] + (", as in the paper" if metric == WASSERSTEIN else ""), fontsize=8, **marks.TITLE)
-        _over_steps(axes, drawn, metric, logarithmic=metric != WASSERSTEIN)
-        axes.set_xlabel("training steps")
-    for part, (scenario, every) in zip(parts[1:], blocks, strict=True):
-        if len(blocks) > 1:
-            part.suptitle(marks.titled(scenario), fontsize=8, fontweight="bold", x=0.01, ha="left")
-        _last(part, every)
-    groups = dict.fromkeys(rung.group for _, every in blocks for rung in every if rung.group is not Group.SHAM)
-    keys: dict[str, Any] = {group.words: marks.swatch(group.shade, "", linestyle="-", linewidth=2) for group in groups}
-    if any(_band(every) for _, every in blocks):
-        keys["2 to 5 times below FP16, the paper's range"] = Patch(color=PALE)
-    marks.legend(figure, keys, 3, _TOP)
-    return figure
+    """The Wasserstein distance of every run at the last step, and how fast it grows, a row for each run."""
+    table = _table(rows)
+    table = table[table["is_last"]] if len(table) else table
+    y = {"At the last step": WASSERSTEIN, "Growth per step": "growth"}
+    facet = [TITLE, QUANTITY] if rows[TITLE].nunique() > 1 else [QUANTITY]
+    text = "", "Wasserstein distance of all weights from those of the reference"
+    return draw(table, x="run", y=y, colour=["group"], facet=facet, text=text, shades=_SHADES)
 
 
-def _last(part: Any, every: Sequence[Rung]) -> None:
-    """A row per rung of a scenario: its difference at the last step, and its growth per step."""
-    last, rate = part.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    ends, rates = list[marks.Dot](), list[marks.Dot]()
-    for place, rung in enumerate(every):
-        sizes = rung.rows.loc[rung.rows["step"] == rung.end, WASSERSTEIN]
-        zeros = int((sizes == 0).sum())  # replicates that end with the weights of their references
-        note = f" (0 in {zeros} of {len(sizes)} replicates)" if 0 < zeros < len(sizes) else ""
-        end, growth = marks.measured(rung.typical_last), marks.measured(mean, rung.rates().tolist())
-        for dots, value, text, zero in ((ends, end, note, "exactly 0"), (rates, growth, "", "does not grow")):
-            words = ("", "stopped early") if value is None else (marks.scientific(value.estimate) + text, zero)
-            dots.append(marks.Dot(place, value, rung.group.shade, *words, name=rung.name))
-    names = [rung.name for rung in every]
-    marks.draw_rows(last, names, ends, band=_band(every), room=0.3)
-    marks.draw_rows(rate, names, rates, room=0.3)
-    last.set_title(f"At the last step, {every[0].end:,}" if every else "At the last step", fontsize=8, **marks.TITLE)
-    rate.set_title("Growth per step", fontsize=8, **marks.TITLE)
-    last.set_xlabel("Wasserstein distance")
-    rate.set_xlabel("Wasserstein distance per step")
-
-
-def _band(every: Sequence[Rung]) -> tuple[float, float] | None:
-    """A fifth to a half of what FP16 in place of FP32 does: where the source sees flash attention."""
-    halves = (marks.measured(one.typical_last) for one in every if one.is_fp16)
-    known = [half.estimate for half in halves if half is not None and half.estimate > 0]
-    return (known[0] / 5, known[0] / 2) if known else None
-
-
-_ACROSS, _MOST = 4, 20  # panels beside one another, and pictures of a figure
+_ACROSS = 4  # panels beside one another
 
 
 def draw_losses(rows: pd.DataFrame) -> Figure:
     """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
     every = list(runs_of(rows))
-    figure, panels = marks.grid([name for name, *_ in every], _ACROSS, 1.5, ("training steps", "training loss"))
+    figure, panels = marks.grid([(name, "") for name, *_ in every], _ACROSS, 1.5, ("training steps", "training loss"))
     values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
     finite = values[(values > 0) & (values < math.inf)]
     for place, (axes, (_, group, own)) in enumerate(zip(panels, every, strict=True)):
@@ -552,21 +444,5 @@ def draw_losses(rows: pd.DataFrame) -> Figure:
         axes.tick_params(labelleft=not place % _ACROSS)
     keys = {"the reference": marks.swatch(GREY, "", linestyle="-", linewidth=1.2)}
     keys["the run, in the colour of what differs; a line per replicate"] = marks.swatch("black", "", linestyle="-", linewidth=0.6)
-    marks.legend(figure, keys, 2, _TOP)
-    return figure
-
-
-def draw_samples(rows: pd.DataFrame) -> Figure:
-    """The pictures that the first replicate of each rung makes of held-out captions, by the files of the column `samples`."""
-    shown = []
-    for name, _, own in runs_of(rows):
-        paths = [path for path in own.sort_values("seed")["samples"].dropna() if Path(path).is_file()]
-        shown += [(name, images.imread(path)) for path in paths[:1]]
-    if not shown:
-        return marks.no_figure("no run has stored pictures")
-    tall, wide = shown[0][1].shape[:2]
-    figure, panels = marks.grid([name for name, _ in shown[:_MOST]], _ACROSS, PAGE / _ACROSS * tall / wide + 0.3, ("", ""))
-    for axes, (_, picture) in zip(panels, shown, strict=False):
-        axes.imshow(picture, interpolation="nearest")
-        axes.set_axis_off()
+    marks.legend(figure, keys, 2)
     return figure

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.image import imsave
 
 from numdev.report.reading.frames import flatten
 from numdev.results.manifest import Role, Scenario, manifest_of, plain, stored_point
@@ -96,13 +95,13 @@ def ladder(**laws: Law) -> list[Trained]:
 
 
 def stored(
-    path: Path, points: list[Trained], name: str = "fig8", claims: tuple[str, ...] = (), *, seeds: int = 3, pictures: bool = False
+    path: Path, points: list[Trained], name: str = "fig8", claims: tuple[str, ...] = (), *, seeds: int = 3, losses: bool = False
 ) -> Store:
-    """A store with one study of these points; its report has losses and samples only with `pictures`, which take time to draw."""
+    """A store with one study of these points; its report has losses only with `losses`, which take time to draw."""
     store = Store(path)
     listed = []
     for place, point in enumerate(points):
-        made = record(f"{name}-{place}", point, seeds, _picture(path, point) if pictures else "")
+        made = record(f"{name}-{place}", point, seeds)
         store.put(made)
         roles = {"rung": point.role} if point.role else {}
         listed.append(stored_point(made.key, {"rung": point.title}, scenario="scenes", roles=roles))
@@ -114,7 +113,7 @@ def stored(
         command=f"numdev train study={name}",
         figure="training_ladder" if name == "fig8" else "training_weights",
         claims=list(claims),
-        more=["training_loss", "training_samples"] if pictures else [],
+        more=["training_loss"] if losses else [],
         scenarios=[plain(_SCENARIO)],
         settings={"variant.ulp": ["ulp", "by how many last places one weight is moved before training"]},
     )
@@ -141,13 +140,13 @@ def _config(point: Trained, seeds: int) -> dict[str, Any]:
     return config | {"baseline": rung | {"numerics": point.against}}
 
 
-def record(key: str, point: Trained, seeds: int, picture: str = "") -> Record:
+def record(key: str, point: Trained, seeds: int) -> Record:
     steps = [step for step in STEPS if step <= point.law.until]
     weights = [_weights(point, step, seed, tensor) for seed in range(seeds) for step in steps for tensor in ("model", "a")]
     tables = {
         "weights": weights,
         "loss": [_loss(point, step, seed) for seed in range(seeds) for step in range(0, point.law.until, 4)],
-        "run": [_run(point, seed, picture) for seed in range(seeds)],
+        "run": [_run(point, seed) for seed in range(seeds)],
     }
     environment = {"device": "cpu", "processor": "a CPU", "numdev": "0"}
     how = ("training", "training", ("weights",), TABLES, _config(point, seeds), environment)
@@ -167,20 +166,11 @@ def _loss(point: Trained, step: int, seed: int) -> dict[str, Any]:
     return {"seed": seed, "step": step, "loss": own, "baseline_loss": base, "gradient_norm": 1.0, "baseline_gradient_norm": 1.0}
 
 
-def _run(point: Trained, seed: int, picture: str) -> dict[str, Any]:
+def _run(point: Trained, seed: int) -> dict[str, Any]:
     stopped = "" if point.law.until == STEPS[-1] else f"the loss is not finite at step {point.law.until}"
     row = {"held_out_loss": 0.131 + 0.001 * seed, "score": 0.8, "seconds_per_step": 0.1, "checksum": "a"}
     theirs = {"held_out_loss": 0.13 + 0.001 * seed, "score": 0.81, "seconds_per_step": 0.1, "checksum": "b"}
     own: dict[str, Any] = row | {f"baseline_{name}": value for name, value in theirs.items()}
     own |= {"seed": seed, "steps_done": point.law.until, "untrained_loss": 1.02, "parameters": 850_000, "stopped": stopped}
-    own |= {"same_bits": int(point.law.end == 0), "samples": picture, "calls": 8 * point.law.until, "missed": 0, "notes": ""}
+    own |= {"same_bits": int(point.law.end == 0), "samples": "", "calls": 8 * point.law.until, "missed": 0, "notes": ""}
     return {column.name: own[column.name] for column in TABLES["run"]}
-
-
-def _picture(path: Path, point: Trained) -> str:
-    """Four by two pictures of one colour each, as PNG."""
-    folder = path / "runs" / point.label
-    folder.mkdir(parents=True, exist_ok=True)
-    cells = np.random.default_rng(len(point.label)).random((2, 4, 3))
-    imsave(folder / "samples.png", np.kron(cells, np.ones((32, 32, 1))))
-    return f"runs/{point.label}/samples.png"

@@ -20,7 +20,7 @@ Axes = Mapping[str, Sequence[Any]]  # the entries of each
 _OF_A_PART = ("metric", "reference", "kind", "where", "over", "of", "to", "above", "below", "margin", "each", "condition", "also")
 _FUNCTION = re.compile(r"[\w.]+:\w+")
 _OF_POINTS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # columns of every study, beside its axes
-_DRAWN = ("draw", "about", "options", "title", "needs", "table", "files")  # of a figure that a function draws
+_DRAWN = ("draw", "about", "options", "title", "needs", "table")  # of a figure that a function draws
 _FIELDS = ", ".join(one.name for one in fields(ClaimStatement))
 
 

@@ -29,7 +29,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from numdev.cli import build, schema
-from numdev.cli.claims import check_figures, claims_of, function, plot_of
+from numdev.cli.claims import check_figures, claims_of, plot_of
 from numdev.cli.compose import (
     OPERATION,
     Composer,
@@ -51,7 +51,7 @@ from numdev.settings import choice
 
 _ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
 _MANNER = (OPERATION, "timing")  # of what, and how, a point is measured
-_SECTION = ("place", "measured", "source", "table", "figures")  # fields of a study's file that the report alone reads
+_SECTION = ("place", "measured", "source", "figures")  # fields of a study's file that the report alone reads
 
 
 class Entry(NamedTuple):
@@ -209,8 +209,6 @@ class Expander:
             entries[axis] = [*entries.get(axis, ()), *(one for one in every if one not in entries.get(axis, ()))]
         try:
             check_figures(fields["figures"])
-            if fields["table"]:
-                function("table", fields["table"])
             if not fields["claims"] and plot is None:
                 return (), None
             operation = build.operation_of(self.composer.of)

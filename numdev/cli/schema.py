@@ -39,7 +39,6 @@ class StudyConfig:
     question: str = ""
     measured: str = ""
     source: str = ""
-    table: str = ""
     figures: dict[str, Any] = field(default_factory=dict)  # by name, what draws them
     plot: Any = None  # text or a mapping; `numdev.cli.claims` checks it
     base: dict[str, Any] = field(default_factory=dict)

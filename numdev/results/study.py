@@ -64,7 +64,7 @@ class Study:
     question: str = ""  # what it asks, in words
     plot: Mapping[str, Any] | None = None  # what its figure shows by key, such as `x`; None where `figure` or nothing says it
     # Further parts of its section of the report, as its file has them: `place` among the sections, on what it was `measured`,
-    # what the `source` says, a `table`, and `figures` by name with the function that draws each.
+    # what the `source` says, and `figures` by name with the function that draws each.
     section: Mapping[str, Any] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()  # titles of the scenarios of its file that the command line left out
 

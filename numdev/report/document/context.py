@@ -22,6 +22,7 @@ from numdev.report.reading.scenarios import ROLES, of
 from numdev.report.reading.wording import Words, circumstances
 from numdev.report.studies.registry import CHAPTERS, WORDS, Chapter, chapter_of, words_of
 from numdev.report.studies.speed import frame, latest, of_attention
+from numdev.report.studies.training import run_table
 from numdev.results.record import Use
 
 WIDEST = 481.89  # points between the margins of a page: a figure is printed as large as it is drawn
@@ -264,11 +265,13 @@ def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) ->
 
 
 def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
-    """The table of its chapter; of a study without one, or without a claim, its speed or the deviation of every point."""
+    """The runs of training; of a study without a claim its speed or the deviation of every point."""
     study = chapter.study
-    if chapter.table is not None and len(runs := chapter.table(results, study)):
-        yield {"caption": f"{chapter.title}: the runs.", "columns": list(runs.columns), "rows": runs.values.tolist()}
-    if chapter.table is not None or (with_claims and not chapter.with_points):
+    if chapter.operation == TRAINING:
+        if len(runs := run_table(results, study)):
+            yield {"caption": f"{chapter.title}: the runs.", "columns": list(runs.columns), "rows": runs.values.tolist()}
+        return
+    if with_claims and not chapter.with_points:
         return
     timed = of_attention(frame(results))
     points = latest(timed[timed["study"] == study]) if len(timed) else timed

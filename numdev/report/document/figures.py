@@ -19,7 +19,7 @@ from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import SPEED, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.view import of_comparison, tidy
-from numdev.report.studies.registry import FIGURES, own_plot, plots_of
+from numdev.report.studies.registry import FIGURES, own_plot, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
 from numdev.results.environment import usable_cores
 from numdev.results.files import write_atomically
@@ -146,7 +146,7 @@ def _names(manifest: Mapping[str, Any]) -> list[str]:
 
 def _picture(results: Results, study: str, name: str) -> Picture | str:
     """A figure of a study, the usual one where `name` is empty; or a note on why it is not drawn."""
-    plots = FIGURES | plots_of(results.manifests[study])
+    plots = FIGURES | own_plots(results.manifests[study])
     if name and name not in plots:
         return f"there is no figure {name}; there are {', '.join(plots)}"
     try:

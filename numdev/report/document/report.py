@@ -72,7 +72,7 @@ def make_report(
     for each in sorted(studies_of, key=lambda name: (name == SPEED, name != DEVIATION, name != TRAINING)) or [DEVIATION]:
         folder = out / each if parts else out  # the tables of all kinds have the same names
         loaded = load(store, studies_of.get(each, studies), kind=each)
-        part, own_notes = write_part(loaded, store.path, folder, console, plot, csv="csv" in formats)
+        part, own_notes = write_part(loaded, folder, console, plot, csv="csv" in formats)
         parts.append(part)
         notes += own_notes if each != SPEED else []
     if documents:
@@ -100,18 +100,15 @@ def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, Sequence[
 
 
 def write_part(
-    results: Results, home: Path, out: Path, console: Console, plot: Mapping[str, Any] | None, *, csv: bool
+    results: Results, out: Path, console: Console, plot: Mapping[str, Any] | None, *, csv: bool
 ) -> tuple[Part, list[str]]:
-    """Write the tables, the claims and the figures of one kind of measurement into `out`, and print; returns notes too.
-
-    `home` is the folder of the results.
-    """
+    """Write the tables, the claims and the figures of one kind of measurement into `out`, and print; returns notes too."""
     chosen = figure_of(results, plot) if plot else None  # checked before anything is written
     claims, is_speed = _judged(results), results.kind == SPEED
     write_tables(results, claims, out, csv)
     if claims or not is_speed:
         write_atomically(out / "claims.md", claims_markdown(claims).encode())
-    pictures, notes = write_figures(results, claims, out / "figures", home, chosen)
+    pictures, notes = write_figures(results, claims, out / "figures", chosen)
     notes = [*filter(None, [bad_outputs(results)]), *results.notes, *unknown(claims_of(results), results.manifests), *notes]
     for text in notes:
         console.print(f"note: {text}", markup=False, highlight=False)
@@ -139,5 +136,5 @@ def _beside(results: Path, out: Path, kinds: Sequence[str]) -> Iterator[Part]:
         if any(manifest.get("kind") == kind for manifest in store.studies().values()):
             loaded = load(store, kind=kind)
             claims = _judged(loaded)
-            pictures, _ = write_figures(loaded, claims, out / "figures", store.path)
+            pictures, _ = write_figures(loaded, claims, out / "figures")
             yield Part(loaded, claims, pictures)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import pandas as pd
@@ -16,20 +15,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from numdev.arithmetic.formats import Format
 from numdev.report.claims.evidence import per_replicate
-from numdev.report.claims.verdicts import Undecidable
 from numdev.report.figures.theme import BLACK, GREY, PAGE, PALE, SMALL
 from numdev.report.reading.frames import is_broken
-from numdev.report.reading.scenarios import ROLES, formats, of, ordered
 from numdev.report.statistics import Interval, significant, typical
-from numdev.results.manifest import Scenario
 
 WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}  # behind words, over a grid
 BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
 DASHED: dict[str, Any] = {"color": GREY, "linewidth": 0.8, "linestyle": (0, (3, 2)), "zorder": 0}
 TITLE: dict[str, Any] = {"loc": "left", "fontweight": "bold"}
-OPEN: dict[str, Any] = {"markerfacecolor": "white"}
 
 
 def page(height: float, width: float = PAGE) -> Figure:
@@ -54,27 +48,12 @@ def no_figure(reason: str) -> Figure:
     return figure
 
 
-def measured(measure: Callable[..., Interval | None], *args: Any) -> Interval | None:
-    """A value; None where the rows cannot tell it."""
-    try:
-        value = measure(*args)
-    except Undecidable:
-        return None
-    return None if value is None or math.isnan(value.estimate) else value
-
-
 def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
     """The geometric mean over replicates, or None where nothing was measured or a replicate holds NaN or Inf."""
     if rows.empty or bool(is_broken(rows).any()):
         return None
     values = per_replicate(rows, metric)
     return typical(values["value"].tolist(), values["cluster"].tolist())
-
-
-def in_u(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """Rows with an absolute metric divided by the unit roundoff of their format."""
-    units = rows["format"].map({name: Format.parse(name).u for name in formats(rows)}).astype(float)
-    return rows.assign(**{metric: rows[metric] / units})
 
 
 def highest(interval: Interval) -> float:
@@ -183,35 +162,6 @@ def corner(axes: Axes, words: str, *, down: int = 2, **look: Any) -> None:
     axes.annotate(words, (1, 1), (-4, -down), bbox=WHITE, **places, **({"fontsize": SMALL} | look))
 
 
-def spread(places: list[float], gap: float) -> list[float]:
-    """Moves places until they are `gap` apart, in the same order, and at least half a gap inside 0 and 1 if they fit."""
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    moved = list(places)
-    for _ in range(50):
-        for below, above in pairwise(order):
-            missing = max(0.0, gap - (moved[above] - moved[below]))
-            moved[below] -= missing / 2
-            moved[above] += missing / 2
-    least = gap / 2
-    for i in order:
-        moved[i] = least = max(moved[i], least)
-        least += gap
-    most = 1 - gap / 2
-    for i in reversed(order):
-        moved[i] = most = min(moved[i], most)
-        most -= gap
-    return moved
-
-
-def name_ends(axes: Axes, ends: Sequence[tuple[float, float, str, str]], gap: float, **look: Any) -> None:
-    """Words behind the end of each line, (x, y, words, colour), at its height but `gap` of the axis apart from the others."""
-    low, high = axes.get_ylim()
-    span = math.log(high / low)
-    heights = spread([math.log(y / low) / span for _, y, _, _ in ends], gap)
-    for (x, _, text, shade), height in zip(ends, heights, strict=True):
-        axes.annotate(text, (x, height), (6, 0), xycoords=axes.get_xaxis_transform(), color=shade, **BESIDE | look)
-
-
 @dataclass(frozen=True)
 class Dot:
     """A value with its interval in a row, and `text` behind it; `absent` where there is none, or on a log axis none above 0.
@@ -280,34 +230,6 @@ def reference_lines(axes: Axes, at: Mapping[float, str], band: tuple[float, floa
             axes.annotate(words, (0, place), (3, 2), xycoords=axes.get_yaxis_transform(), **BESIDE | side)
 
 
-def titled(scenario: Scenario) -> str:
-    """The title of a scenario, with its role behind it."""
-    return f"{scenario.title} ({ROLES[scenario.role]})" if ROLES[scenario.role] else scenario.title
-
-
-def rows_by_scenario(
-    rows: pd.DataFrame,
-    names: Sequence[str],
-    dots: Callable[[pd.DataFrame], Iterable[Dot]],
-    text: str,
-    *,
-    keys: Mapping[str, Any] | None = None,
-    row: float = 0.27,
-    **options: Any,
-) -> Figure:
-    """A panel per scenario, a row per name, `row` inches high; `options` are those of `draw_rows`."""
-    scenarios = ordered(rows)
-    figure = page(0.95 + row * len(names))
-    panels: Any = figure.subplots(1, len(scenarios), sharey=True, squeeze=False)
-    for axes, scenario in zip(panels[0], scenarios, strict=True):
-        head(axes, scenario, len(scenarios) + 1)
-        draw_rows(axes, names, dots(of(rows, scenario)), **options)
-    figure.supxlabel(text, fontsize=8)
-    if keys:
-        legend(figure, keys, min(4, len(keys)))
-    return figure
-
-
 def grid(
     titles: Sequence[tuple[str, str]], across: int, height: float, text: tuple[str, str], **shared: Any
 ) -> tuple[Figure, list[Axes]]:
@@ -321,6 +243,6 @@ def grid(
     for axes, (title, note) in zip(every, titles, strict=False):
         axes.set_title(textwrap.fill(title, 84 // beside), fontsize=SMALL, pad=12 if note else 4, **TITLE)
         axes.annotate(note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
-    figure.supxlabel(text[0], fontsize=8)
+    figure.supxlabel(textwrap.fill(text[0], int(14 * figure.get_figwidth())), fontsize=8)
     figure.supylabel(text[1], fontsize=8)
     return figure, every[: len(titles)]

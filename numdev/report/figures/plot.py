@@ -159,7 +159,7 @@ class Sketch:
             value = (value / below).where((value > 0) | (below > 0), 1.0)  # neither deviates
         if self.in_u:
             value = value / own[_FORMAT].map({one: Format.parse(one).u for one in formats(own)}).astype(float)
-        return own.assign(**{VALUE: value, QUANTITY: words, PRIMARY: True})
+        return own.assign(primary=True, quantity=words, value=value)
 
     def exponent(self, rows: pd.DataFrame) -> str:
         """That of a line over numbers in words; empty where it cannot be told."""
@@ -496,10 +496,11 @@ def draw_points(rows: pd.DataFrame) -> Figure:
     """RMSE from golden of every point and of its baseline, a row for each."""
     labels = [str(name) for name in rows if str(name).startswith(LABEL) and rows[name].notna().any()]
 
-    def name(row: Mapping[str, Any]) -> str:
-        return ", ".join(f"{one.removeprefix(LABEL)} = {row[one]}" for one in labels if not pd.isna(row[one])) or DEFAULTS
+    def name(values: Sequence[Any]) -> str:
+        pairs = zip(labels, values, strict=True)
+        return ", ".join(f"{one.removeprefix(LABEL)} = {value}" for one, value in pairs if not pd.isna(value)) or DEFAULTS
 
-    rows = rows.assign(point=[name(row) for row in rows[labels].to_dict("records")] if labels else DEFAULTS)
+    rows = rows.assign(point=list(map(name, rows[labels].itertuples(index=False))))
     every = rows["point"].unique()
     left = f"; the first {_MOST_ROWS} of {len(every)} points" if len(every) > _MOST_ROWS else ""
     text = "", f"RMSE from golden, absolute{left}"

@@ -28,19 +28,9 @@ BLUE, VERMILION = "#0072B2", "#D55E00"
 GREY, PALE, BLACK = "#595959", "#D9D9D9", "#000000"  # references and words, bands, what is neither tiled nor its baseline
 TILED, FP32_INSIDE, BASELINE = BLUE, "#3A9BD9", VERMILION
 """Tiled attention with every step in the format, and with FP32 inside; and untiled attention in the format."""
-POLICY_COLOURS = {"uniform": TILED, "kernel": FP32_INSIDE}
-FORMAT_COLOURS = {
-    "bf16": "#882255",
-    "fp16": "#E69F00",
-    "fp32": "#009E73",
-    "fp64": "#332288",
-    "tf32": "#999933",
-    "e4m3fn": "#CC79A7",
-}
 MEANINGS = {
-    **FORMAT_COLOURS,
-    "variant": TILED,
-    "baseline": BASELINE,
+    **{"bf16": "#882255", "fp16": "#E69F00", "fp32": "#009E73", "fp64": "#332288", "tf32": "#999933", "e4m3fn": "#CC79A7"},
+    **{"variant": TILED, "baseline": BASELINE},
     **{"dQ": "#6A3D9A", "dK": "#B15928", "dV": "#33A02C", "delta": "#E7298A"},
 }
 """The colour of a value that means the same in every figure: formats, subjects, outputs of the backward pass."""
@@ -56,7 +46,7 @@ CHANGE_COLOURS = {
 SERIES = ("#6699CC", "#CC6677", "#88A04F", "#B07AA1", "#C49A6C", "#76B7B2", "#4E6172")
 """The colours of swept values, which mean nothing beyond their figure."""
 
-HALF_PAGE, PAGE = 3.3, 6.69  # inches: half and all of the width of the text on a page, at which figures are printed
+PAGE = 6.69  # inches: the width of the text on a page, at which figures are printed
 SMALL = 7  # points: no text is smaller, but for superscripts
 
 _STYLE = mpl.rc_params_from_file(Path(__file__).with_name("numdev.mplstyle"), use_default_template=False)
@@ -69,11 +59,6 @@ def styled() -> Iterator[None]:
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
         yield
-
-
-def colour(fmt: str) -> str:
-    """The colour of a number format."""
-    return FORMAT_COLOURS.get(fmt, GREY)
 
 
 def freeze(figure: Figure) -> Figure:

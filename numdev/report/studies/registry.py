@@ -5,7 +5,7 @@ A study of a user's own is not among these files: its manifest keeps what its fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,7 @@ class Chapter:
         place: its place among the chapters, which is that of its claims in the table too.
         question, measured, paper: what the study asks, on what, and what the source says.
         by_claim: whether what is found stands under the text of each claim, where there are too many for one paragraph.
-        table: a table of text for a reader, of the results and the name of the study.
-        with_points: whether a table of the deviation of every point is shown, where `table` is none.
+        with_points: whether a table of the deviation of every point is shown.
     """
 
     place: int
@@ -54,7 +53,6 @@ class Chapter:
     figures: Mapping[str, Plot] = field(default_factory=dict)
     operation: str = "attention"
     by_claim: bool = False
-    table: Callable[[Results, str], pd.DataFrame] | None = None
     with_points: bool = False
 
 
@@ -70,8 +68,7 @@ def _folder() -> Path:
 def _chapter(
     study: str, fields: Mapping[str, Any], claims: Iterable[Claim], operation: str, *, measured: str = "", is_shipped: bool = True
 ) -> Chapter:
-    """The chapter that a study's file or its manifest tells; runs of training have a table of their own."""
-    function = fields.get("table") or (f"{training.__name__}:run_table" if operation == TRAINING else "")
+    """The chapter that a study's file or its manifest tells."""
     own = tuple(claims)
     return Chapter(
         fields.get("place", _LAST),
@@ -83,9 +80,8 @@ def _chapter(
         own,
         plots_of(fields),
         operation,
-        by_claim=operation == TRAINING or (not is_shipped and (bool(function) or len(own) > 1)),
-        table=partial(_call, function) if function else None,
-        with_points=not (is_shipped or function),
+        by_claim=operation == TRAINING or (not is_shipped and len(own) > 1),
+        with_points=not is_shipped,
     )
 
 
@@ -95,11 +91,6 @@ def _shipped_claims(study: str, fields: Mapping[str, Any], words: Words) -> Iter
     for name, own in named(study, tuple(statements)).items():
         if own is not None:
             yield claim_of(name, replace(own, figure=own.figure or fields["figure"]), words)
-
-
-def _call(function: str, /, *arguments: Any, **options: Any) -> Any:
-    """Calls `module:name`, whose module is imported first here: one of a figure takes long, and most figures are not drawn."""
-    return resolve_name(function)(*arguments, **options)
 
 
 def _is_there(function: str) -> bool:
@@ -119,9 +110,16 @@ def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
     return plots
 
 
+def own_plots(manifest: Mapping[str, Any]) -> dict[str, Plot]:
+    """Those of a study's manifest whose functions are there."""
+    plots = plots_of(manifest)
+    return {name: plot for name, plot in plots.items() if name in FIGURES or _is_there(manifest["figures"][name]["draw"])}
+
+
 def _draw(name: str, function: str, options: Mapping[str, Any], rows: pd.DataFrame) -> Any:
+    """Calls `module:name`, whose module is imported first here; one that has gone is that of the shipped figure of this name."""
     shipped = FIGURES.get(name)
-    return _call(function, rows, **options) if shipped is None or _is_there(function) else shipped.draw(rows)
+    return resolve_name(function)(rows, **options) if shipped is None or _is_there(function) else shipped.draw(rows)
 
 
 def _shipped() -> list[Chapter]:

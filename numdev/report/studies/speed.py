@@ -7,13 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from numdev.measurement.metrics import METRICS
-from numdev.report.figures.marks import at_least_a_decade, grid, legend, log_y, plain_ticks, swatch
-from numdev.report.figures.plot import Plot
-from numdev.report.figures.theme import BLACK, GREY, SERIES, SMALL
+from numdev.report.figures.plot import Plot, draw
 from numdev.report.reading.frames import COMPARISON, Results
 from numdev.report.statistics import significant
 from numdev.report.studies import TEXTS
@@ -152,123 +149,28 @@ TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
 }
 """The tables that the report of speed prints, by title."""
 
-_CONTROL, _ASIDE = (GREY, "s"), (BLACK, "D")
-_SUBJECTS = tuple(zip(SERIES, "^v<>oXP", strict=True))
-_WORDS: dict[str, Any] = {"textcoords": "offset points", "fontsize": SMALL, "color": GREY}
-Looks = Mapping[str, tuple[str, str]]
-
-
-def looks(rows: pd.DataFrame) -> dict[str, tuple[str, str]]:
-    """Colour and marker of each attention: those of its role in the study, and of its place among the subjects."""
-    roles = rows[ROLE] if ROLE in rows else pd.Series(None, rows.index, dtype="str")
-    declared = dict(zip(rows[NAME], roles, strict=True))
-    known = {EntryRole.CONTROL.value: _CONTROL, EntryRole.ASIDE.value: _ASIDE}
-    others = [name for name, role in declared.items() if role not in known]
-    shown = {name: _SUBJECTS[i % len(_SUBJECTS)] for i, name in enumerate(others)}
-    return {str(name): known.get(role) or shown[name] for name, role in declared.items()}
-
 
 def throughput(rows: pd.DataFrame) -> Figure:
     """Operations per second over N; for one query, where memory is the limit, bytes per second that no algorithm can avoid."""
-    seen = looks(rows)
-    decode = bool((rows["phase"] == "decode").all())
-    column, text = ("bandwidth", "q, k, v and O, GB/s") if decode else ("tflops", "TFLOP/s")
-
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
-        _lines(axes, own, column, seen)
-        axes.margins(y=0.08)
-
-    figure = _panels(rows, draw, ("keys" if decode else "sequence length N", text), sharey=not decode)
-    for axes in figure.axes:  # last: a limit that is set no longer follows the lines of later panels
-        axes.set_ylim(bottom=0)
-    return figure
+    if (rows["phase"] == "decode").all():
+        return _over_n(rows, "bandwidth", "q, k, v and O, GB/s")
+    return _over_n(rows, "tflops", "TFLOP/s")
 
 
 def memory(rows: pd.DataFrame) -> Figure:
-    """The most memory that a call takes beyond its inputs, its result among it, over N; thin lines have slopes 1 and 2.
+    """The most memory that a call takes beyond its inputs, its result among it, over N.
 
     Per batch entry, since a study may keep the number of tokens.
     """
-    seen = looks(rows)
-
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
-        held = own.assign(mib=own["peak_bytes"] / own["problem.shape.batch"] / 2**20)
-        axes.set_yscale("log")
-        _lines(axes, held, "mib", seen)
-        _guide(axes, held)
-
-    return _panels(rows, draw, ("sequence length N", "peak memory beyond the inputs,\nMiB per sequence"), sharey=True)
+    held = rows.assign(mib=rows["peak_bytes"] / rows["problem.shape.batch"] / 2**20)
+    return _over_n(held, "mib", "peak memory beyond the inputs, MiB per sequence")
 
 
-def tradeoff(rows: pd.DataFrame) -> Figure:
-    """RMSE from golden over speed, a point for each attention, at the greatest N that all of a panel have."""
-    seen = looks(rows)
-    inside = _WORDS | {"xycoords": "axes fraction"}
-
-    def draw(axes: Axes, own: pd.DataFrame) -> None:
-        common = own.groupby(N)[NAME].nunique()
-        n = int(str(common[common == common.max()].index.max()))
-        axes.annotate(f"N = {n}", (1, 1), (0, -2), ha="right", va="top", **inside)
-        middle = own[own[N] == n].groupby(NAME, sort=False)[["tflops", "rmse"]].median()
-        inexact = middle[middle["rmse"] > 0]
-        if len(inexact) < len(middle):
-            words = f"{len(middle) - len(inexact)} without a deviation"
-            axes.annotate(words, (0, 0), (2, 2), ha="left", va="bottom", **inside)
-        for name, (x, y) in inexact.iterrows():
-            shade, marker = seen[str(name)]
-            axes.plot(x, y, marker=marker, color=shade, linestyle="", markersize=5, label=str(name))
-        axes.margins(x=0.2)
-        low, high = (inexact["rmse"].min() / 1.5, inexact["rmse"].max() * 1.5) if len(inexact) else (0.1, 1.0)
-        log_y(axes, *at_least_a_decade(low, high))
-
-    return _panels(rows, draw, ("TFLOP/s", "RMSE of O from golden, absolute"), sharey=False, over_n=False)
+def _over_n(rows: pd.DataFrame, column: str, text: str) -> Figure:
+    """A line for each attention, a panel for each scenario and shape."""
+    name = _titled if rows["scenario"].nunique() > 1 else shape_text
+    own = rows.assign(shape=[name(shape) for shape in rows[list(SHAPE)].to_dict("records")])
+    return draw(own, x=N, y={text: column}, colour=[NAME], facet=["shape"], text=("keys, or sequence length N", text))
 
 
-SPEED_FIGURES = {draw.__name__: Plot(draw, **TEXTS["speed"][draw.__name__]) for draw in (throughput, memory, tradeoff)}
-
-
-def _panels(
-    rows: pd.DataFrame,
-    draw: Callable[[Axes, pd.DataFrame], None],
-    texts: tuple[str, str],
-    *,
-    sharey: bool,
-    over_n: bool = True,
-) -> Figure:
-    """A panel for each scenario and shape, two in a row, under one legend."""
-    groups = [group for _, group in rows.groupby(list(SHAPE), sort=False, dropna=False)]
-    firsts = [group.iloc[0].to_dict() for group in groups]
-    heads = [f"{first['scenario.title']}: " if rows["scenario"].nunique() > 1 else "" for first in firsts]
-    titles = [f"{head}{shape_text(first)}" for head, first in zip(heads, firsts, strict=True)]
-    figure, panels = grid(titles, 2, 2.3, texts, sharey=sharey)
-    for axes, own in zip(panels, groups, strict=True):
-        draw(axes, own)
-        if over_n:
-            plain_ticks(axes, own[N].unique().astype(float).tolist())
-    keys = {name: swatch(shade, marker, linestyle="-") for name, (shade, marker) in looks(rows).items()}
-    legend(figure, keys, min(len(keys), 5 if len(groups) > 1 else 3), "outside upper center")
-    return figure
-
-
-def _lines(axes: Axes, own: pd.DataFrame, column: str, seen: Looks) -> None:
-    for name, group in own.groupby(NAME, sort=False):
-        shade, marker = seen[str(name)]
-        table = group.groupby(N, sort=True)[[column, "latency", "latency_low", "latency_high"]].median()
-        value, spread = table[column], None
-        if column in ("tflops", "bandwidth"):  # in proportion to 1 / latency
-            high, low = value * table["latency"] / table["latency_low"], value * table["latency"] / table["latency_high"]
-            spread = [value - low, high - value]
-        axes.errorbar(table.index, value, yerr=spread, color=shade, marker=marker, capsize=1.5, label=str(name))
-
-
-def _guide(axes: Axes, own: pd.DataFrame) -> None:
-    """Slopes of N and of N^2 through the lowest and the highest point on the left."""
-    lengths = sorted(own[N].unique())
-    first = own[own[N] == lengths[0]]["mib"]
-    if len(lengths) < 2 or not first.min() > 0:
-        return
-    grown = lengths[-1] / lengths[0]
-    for start, power, text in ((first.min(), 1, "N"), (first.max(), 2, "N²")):
-        end = start * grown**power
-        axes.plot([lengths[0], lengths[-1]], [start, end], color=GREY, linewidth=0.5, linestyle=":", zorder=0)
-        axes.annotate(text, (lengths[-1], end), (3, 0), ha="left", va="center", **_WORDS)
+SPEED_FIGURES = {draws.__name__: Plot(draws, **TEXTS["speed"][draws.__name__]) for draws in (throughput, memory)}

@@ -37,7 +37,7 @@ class Report:
 def report(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Report:
     out, printed = tmp_path_factory.mktemp("report"), io.StringIO()
     results = load(toy_results, STUDIES)
-    part, notes = write_part(results, toy_results.path, out, Console(file=printed, width=160), None, csv=False)
+    part, notes = write_part(results, out, Console(file=printed, width=160), None, csv=False)
     page = html.write_html([part], notes).decode()
     return Report(out, part, printed.getvalue(), context([part], TYPST), write_pdf([part]), page)
 

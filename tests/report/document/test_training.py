@@ -35,9 +35,9 @@ KEY = re.compile(r"\b[a-z0-9]+_[a-z0-9_]+\b")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """The folder of a report on two studies, and the content of its PDF."""
     path = tmp_path_factory.mktemp("report")
-    store = stored(path / "results", FEW, claims=OF_8, pictures=True)
+    store = stored(path / "results", FEW, claims=OF_8, losses=True)
     stored(path / "results", [point for point in FEW if point.label in ("sham", "triton")], "fig7", ("fig7", "training_sham"))
-    part, _ = write_part(load(store, kind=TRAINING), store.path, path / "out", Console(quiet=True), None, csv=False)
+    part, _ = write_part(load(store, kind=TRAINING), path / "out", Console(quiet=True), None, csv=False)
     return path, context([part], TYPST)
 
 
@@ -46,7 +46,7 @@ def test_the_files_of_a_report(made: tuple[Path, dict[str, Any]]) -> None:
     tables = {"weights.parquet", "summary.csv", "loss.csv", "runs.csv", "points.csv", "timings.csv", "claims.csv"}
     assert {path.name for path in out.iterdir()} == {*tables, "claims.md", "columns.md", "environment.json", "figures"}
     figures = {path.stem for path in (out / "figures").glob("*.png")}
-    assert figures == {"fig7", "fig8", "fig8_training_loss", "fig8_training_samples"}
+    assert figures == {"fig7", "fig8", "fig8_training_loss"}
     weights, summary = pd.read_parquet(out / "weights.parquet"), pd.read_csv(out / "summary.csv")
     assert len(summary) * 3 == len(weights)
     assert set(summary["step"]) == set(STEPS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from numdev.report.figures.marks import Dot, around, at_least_a_decade, draw_rows, name_steps, short, spread
+from numdev.report.figures.marks import Dot, around, at_least_a_decade, draw_rows, name_steps, short
 from numdev.report.statistics import Interval
 
 
@@ -33,16 +32,6 @@ def test_plain_numbers_on_a_log_axis(value: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "text"), [(64, "64"), (1024, "1k"), (24576, "24k"), (1 << 21, "2M"), (1536, "1.5k")])
 def test_short(value: int, text: str) -> None:
     assert short(float(value)) == text
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_words_are_spread(places: list[float]) -> None:
-    gap = 0.08
-    moved = spread(places, gap)
-    order = sorted(range(len(places)), key=lambda i: places[i])
-    assert all(moved[b] - moved[a] > gap - 1e-9 for a, b in pairwise(order))
-    assert min(moved) > gap / 2 - 1e-9
-    assert max(moved) < 1 - gap / 2 + 1e-9
 
 
 @given(st.lists(st.tuples(st.floats(1e-9, 1e6), st.floats(1, 100)), min_size=1, max_size=5), st.floats(0, 0.5))

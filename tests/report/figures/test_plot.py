@@ -102,7 +102,7 @@ def test_numbers_are_in_order_and_a_missing_one_is_last() -> None:
     frame = table().sample(frac=1, random_state=1)
     frame.loc[frame["label.problem.n"] == 512, "label.problem.n"] = None
     figure: Any = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
-    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["256", "1024", "none"]
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["256", "1024", "none"]
 
 
 def test_without_a_word_the_longest_axis_of_numbers_lies_across() -> None:
@@ -127,11 +127,11 @@ def test_axes_are_logarithmic_where_the_range_asks_for_it(values: Any, scale: st
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["256", "512", "1k"]
 
 
-def test_names_are_dots_and_numbers_lines() -> None:
+def test_names_have_rows_and_numbers_lines() -> None:
     frame = table().assign(**{"label.tiling.bc": lambda t: t["label.tiling.bc"].map({16: "narrow", 32: "wide"})})
     figure: Any = plot(frame, x="tiling.bc", y="rmse", colour="problem.n")
-    assert all(one.lines[0].get_linestyle() == "None" for one in figure.axes[0].containers)
-    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["narrow", "wide"]
+    assert all(len(one.lines[0].get_xdata()) == 1 for one in figure.axes[0].containers)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["narrow", "wide"]
     figure = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
     assert all(one.lines[0].get_linestyle() == "-" for one in figure.axes[0].containers)
 
@@ -213,7 +213,8 @@ def test_points_that_no_axes_tell_apart_have_rows(labels: list[dict[str, Any]]) 
     assert shown == names
     places = [(float(one.lines[0].get_xdata()[0]), float(one.lines[0].get_ydata()[0])) for one in figure.axes[0].containers]  # type: ignore[attr-defined]
     seeds = (1.0 * 1.01 * 1.02) ** (1 / 3)  # the geometric mean
-    expected = [(1e-3 * (place + 1) * factor * seeds, place) for factor in (2, 1) for place in range(len(labels))]
+    each = itertools.product(((2, 0.28), (1, -0.28)), range(len(labels)))
+    expected = [(1e-3 * (place + 1) * factor * seeds, place + shift) for (factor, shift), place in each]
     np.testing.assert_allclose(sorted(places), sorted(expected))
 
 

@@ -213,9 +213,8 @@ def columns() -> Iterator[str]:
     from numdev.measurement.speed import FOLLOWING, MEASURED
     from numdev.report.reading import columns as known
     from numdev.training import weights as training
-    from numdev.training.operation import TRAINING
 
-    operations = (ATTENTION, ATTENTION_BACKWARD, TRAINING)
+    operations = (ATTENTION, ATTENTION_BACKWARD, training.TRAINING)
     settings = {column.name: column for operation in reversed(operations) for column in operation.settings()}
     counters = {f"counter.{column.name}": column for operation in operations for column in operation.counters}
     tables = {

@@ -18,7 +18,6 @@ from numdev.attention.exact import Exact, ExactBackward
 from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.files import write_atomically
-from numdev.results.store import pack
 from numdev.training.attend import ForwardAlone, Interception, Variant, callers, trainable
 from numdev.training.call import Arguments, Call
 
@@ -114,19 +113,6 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         super().__init__(model, read_masks)
         self.rows: list[dict[str, Any]] = []
         self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
-
-    def save(self, path: Path | str) -> None:
-        """Write the rows as Parquet, whole or not at all.
-
-        Raises:
-            BadInput: for a name that does not end in .parquet, and where there are no rows.
-            StoreError: where the file cannot be written.
-        """
-        if Path(path).suffix != ".parquet":
-            raise BadInput("path", str(path), "rows are written as Parquet; give a name that ends in .parquet")
-        if not self.rows:
-            raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
-        write_atomically(Path(path), pack("shadow", self.rows))
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         """See `Interception`."""

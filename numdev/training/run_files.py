@@ -1,11 +1,10 @@
 """The files of a run: snapshots of its weights, checkpoints that a killed run goes on from, and what a finished one leaves.
 
-A file of tensors is `<kind>-<step>-<digest>.safetensors`: its name has step and SHA-256, so that a damaged one is detected.
+A file of tensors is `<kind>-<step>.safetensors`; its header says how long it is, so that one that is cut off is detected.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from numdev.errors import BadInput, NumdevError
@@ -22,46 +22,32 @@ from numdev.training.state import State
 
 CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
 FINISHED = "trained.json"
-_DIGITS = 32  # of the 64 hexadecimal digits of SHA-256, which a name has room for
 _CHECKPOINTS = 2  # that are kept
 _POSITION = ("key", "done", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 
 
 class Damaged(NumdevError):
-    """A file whose content is not what was written."""
+    """A file of tensors that is not whole."""
 
 
 def seal(folder: Path, kind: str, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write copies of tensors, whole or not at all; a file of the same kind and step is replaced. Raises StoreError."""
     held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
-    data = save(held, metadata={"facts": json.dumps(dict(facts))})
-    path = folder / f"{kind}-{step:08d}-{_digest(data)}.safetensors"
-    write_atomically(path, data)
-    for other in folder.glob(f"{kind}-{step:08d}-*.safetensors"):
-        if other != path:
-            other.unlink(missing_ok=True)
+    write_atomically(folder / f"{kind}-{step:08d}.safetensors", save(held, metadata={"facts": json.dumps(dict(facts))}))
 
 
 def sealed(folder: Path, kind: str) -> dict[int, Path]:
     """The files of a kind in a folder by step, the last step last."""
-    paths = sorted(folder.glob(f"{kind}-{'[0-9]' * 8}-*.safetensors"))
-    return {int(path.name.split("-")[1]): path for path in paths}
+    return {int(path.stem.split("-")[1]): path for path in sorted(folder.glob(f"{kind}-{'[0-9]' * 8}.safetensors"))}
 
 
 def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and facts of a file; raises Damaged if it is not there, or not what was written."""
+    """Tensors and facts of a file; raises Damaged if it is not there, or not whole."""
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise Damaged(f"{path} cannot be read ({error.strerror})") from None
-    if _digest(data) != path.stem.rpartition("-")[2]:
-        raise Damaged(f"{path} is damaged: its content does not have the SHA-256 of its name")
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return load(data), json.loads(header["__metadata__"]["facts"])
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:_DIGITS]
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} is damaged ({error})") from None
 
 
 @dataclass
@@ -141,7 +127,7 @@ class Trained:
 
         Raises:
             BadInput: where it has none.
-            Damaged: where its file is not what was written.
+            Damaged: where its file is not whole.
         """
         paths = self.snapshots
         if step not in paths:

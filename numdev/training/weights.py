@@ -20,19 +20,22 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
+from numdev.attention.operation import environment
 from numdev.errors import BadInput
 from numdev.measurement.metrics import wasserstein
-from numdev.measurement.operation import Operation
+from numdev.measurement.operation import Operation, Output
 from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.files import write_atomically
 from numdev.results.record import Column, Use
+from numdev.settings import declared
+from numdev.training.data import Text
 from numdev.training.loop import train
-from numdev.training.operation import TRAINING
 from numdev.training.run import Run, deterministic
 from numdev.training.run_files import Trained
 from numdev.training.rung import Rung
+from numdev.training.scenes import Scenes
 from numdev.training.state import model_of
-from numdev.training.tasks import Task
+from numdev.training.tasks import Language, Task, TextToImage
 from numdev.training.watch import FIGURES
 
 MODEL = "model"
@@ -154,6 +157,45 @@ WATCHED: tuple[Column, ...] = (
     *(Column(name, unit, text) for name, (unit, text) in FIGURES.items()),
 )
 """The table `watch`, of rungs that are watched: what attention did in each step."""
+
+_REFUSED = ("kind", "stated")  # what a study cannot measure has in place of a rung
+
+
+def settings() -> tuple[Column, ...]:
+    """Every setting of a task and of a rung, by the column in which a configuration states it."""
+    from numdev.attention.dictionary import BACKWARD_VARIANT, VARIANT  # late: it imports every attention
+
+    def of(*kinds: type, prefix: str = "") -> dict[str, tuple[str, str]]:
+        return {prefix + one.column: (one.unit, one.text) for kind in kinds for one in declared(kind) if one.column}
+
+    problem = {
+        "type": ("", "class of numdev that states the task"),
+        "data.type": ("", "class of numdev that states what it is trained on"),
+        "data.digest": ("", "SHA-256 of the files of which it is made"),
+        **of(Scenes, Text, prefix="data."),
+        **of(Language, TextToImage),
+    }
+    attention = VARIANT | BACKWARD_VARIANT
+    variant = {
+        "type": ("", "class of numdev that states how a run differs"),
+        **of(Rung),
+        **{f"attention.{name}": text for name, text in attention.items() if name not in _REFUSED},
+        **{name: VARIANT[name] for name in _REFUSED},
+    }
+    parts = {"problem": problem, "variant": variant}
+    return tuple(Column(f"{part}.{name}", *text) for part, texts in parts.items() for name, text in texts.items())
+
+
+TRAINING = Operation(
+    name="training",
+    golden=None,
+    inputs=(),
+    outputs=(Output("weights", "the weights after training"),),
+    settings=settings,
+    environment=environment,
+    smaller="a smaller model (task.width, task.depth) or a smaller task.batch",
+)
+"""The training of a model, whose runs are compared with one another: there is no exact run."""
 
 _FIRST, _MOST = 50, 450  # rows of the table of losses: of each of the first steps, and of the others at most
 

@@ -92,9 +92,9 @@ def test_damaged_checkpoints_are_passed_over_half_a_file_removed_and_a_lost_snap
     interrupted(toy(), tmp_path, 9)
     path = sealed(tmp_path, "checkpoint")[8]
     data = path.read_bytes()
-    for damaged in (data[: len(data) // 2], bytes([data[0] ^ 1]) + data[1:], b""):
+    for damaged in (data[:-1], bytes([data[0] ^ 1]) + data[1:], b""):
         path.write_bytes(damaged)
-        with pytest.raises(Damaged, match="SHA-256 of its name"):
+        with pytest.raises(Damaged, match="is damaged"):
             run_files.unsealed(path)
     (tmp_path / ".checkpoint-00000001.safetensors.x.tmp").write_bytes(b"half")
     run = trained(toy(), tmp_path)
@@ -103,7 +103,7 @@ def test_damaged_checkpoints_are_passed_over_half_a_file_removed_and_a_lost_snap
     assert f"{path} is damaged" in run.notes[0]
     assert not list(tmp_path.glob(".*.tmp"))
     interrupted(toy(), tmp_path / "lost", 9)
-    next((tmp_path / "lost").glob("weights-00000004-*")).unlink()
+    next((tmp_path / "lost").glob("weights-00000004.*")).unlink()
     run = trained(toy(), tmp_path / "lost")
     assert same(run, whole)
     assert list(run.snapshots) == list(whole.snapshots)
@@ -114,7 +114,7 @@ def test_a_damaged_snapshot_says_what_to_do_and_that_helps(tmp_path: Path, whole
     run = trained(toy(), tmp_path)
     path = run.snapshots[8]
     path.write_bytes(b"x" * 100)
-    with pytest.raises(Damaged, match="SHA-256 of its name; delete it, and the same command trains the run again"):
+    with pytest.raises(Damaged, match="is damaged .*; delete it, and the same command trains the run again"):
         run.weights(8)
     path.unlink()
     again = trained(toy(), tmp_path)

@@ -1,12 +1,11 @@
-"""The content of a report as plain data, from which both documents, PDF and HTML, are set."""
+"""The content of a report as plain data without markup: Jinja makes a page of it, and Typst a PDF."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from string import Formatter
 from typing import Any
 
@@ -25,11 +24,7 @@ from numdev.report.studies.speed import frame, latest, of_attention
 from numdev.report.studies.training import run_table
 from numdev.results.record import Use
 
-WIDEST = 481.89  # points between the margins of a page: a figure is printed as large as it is drawn
-_HIGHEST = 370.0  # points that the findings leave on the first page
 _MOST_FINDINGS = 3
-_ALL_FAILURES = "in points.csv and unsupported.csv"
-_ABREAST = 3  # environments that one table has beside one another
 _TONES = {"partly": "partly", "not ": "no", "undecided": "open"}  # by the start of a verdict: the class of its badge
 _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
@@ -41,12 +36,12 @@ class Part:
     Attributes:
         results: of one kind.
         claims: judged on them, all in one table: p-values are adjusted within a part.
-        figures: that were drawn of each study, by their paths without suffix.
+        figures: that were drawn, by study.
     """
 
     results: Results
     claims: Sequence[ClaimResult] = ()
-    figures: Mapping[str, Mapping[Path, Picture]] = field(default_factory=dict)
+    figures: Mapping[str, Sequence[Picture]] = field(default_factory=dict)
 
     @property
     def is_own(self) -> bool:
@@ -58,48 +53,36 @@ class Part:
         """Whether the rows are deviations of outputs."""
         return self.results.kind in (DEVIATION, SPEED)
 
-    def drawn(self, *studies: str) -> dict[Path, Picture]:
-        """The figures of some studies, or of all, by their files in SVG."""
-        every = {path: own for study in studies or self.results.manifests for path, own in self.figures.get(study, {}).items()}
-        return {path.with_name(f"{path.name}.svg"): every[path] for path in sorted(every)}
+    @property
+    def pictures(self) -> list[Picture]:
+        """The figures of all studies."""
+        return [picture for own in self.figures.values() for picture in own]
 
 
-@dataclass(frozen=True)
-class Markup:
-    """How a document marks up text: a sentence with mathematics, one without, and text of a chapter, which is Typst markup."""
-
-    plain: Callable[[str], str]
-    escaped: Callable[[str], str]
-    chapter: Callable[[str], str]
-
-
-def context(parts: Sequence[Part], markup: Markup) -> dict[str, Any]:
+def context(parts: Sequence[Part], title: str = "", author: str = "") -> dict[str, Any]:
     """Everything that a document on some parts shows; its first findings are those of the first part, and so is its title."""
     wholes = [part.results for part in parts]
     part_of = {name: part for part in parts for name in part.results.manifests}
-    claims = [claim for part in parts for claim in part.claims]
     shipped = [part for part in parts if not part.is_own]
     operations = pd.unique(pd.concat([part.results.points["operation"] for part in shipped])) if shipped else []
     known = [chapter for chapter in CHAPTERS if chapter.operation in operations]
     named = [chapter for chapter in known if chapter.study in part_of]
     missing = [name for name in part_of if name not in {chapter.study for chapter in named}]
     chapters = [*named, *(chapter_of(part_of[name].results, name) for name in missing)]
-    sections = [_section(chapter, part_of[chapter.study], markup, is_named=chapter in named) for chapter in chapters]
+    claims = [claim for part in parts for claim in _claims(part)]
+    sections = [_section(chapter, part_of[chapter.study], claims) | {"shipped": chapter in named} for chapter in chapters]
     sections.sort(key=lambda section: not section["source"])
-    own = [words for words in map(WORDS.get, operations) if words]
-    words = words_for(parts[0].results)
-    judged = [_claim(claim, markup) for claim in claims]
-    subtitle, summary = _first_words(wholes, claims)
-    return {
-        "title": words.title,
-        "subtitle": subtitle,
-        "bad": markup.escaped(" ".join(filter(None, map(bad_outputs, wholes)))),
-        "highlights": _findings(parts, markup),
-        "summary": markup.escaped(summary),
-        "reading": markup.escaped(note(claims)),
-        "judged": judged,
-        "claims": _merged(judged),
-        "headline": _headline(sections, words.headlines),
+    figures = {figure["file"]: figure for section in sections for figure in section["figures"]}
+    own, words = [words for words in map(WORDS.get, operations) if words], words_for(parts[0].results)
+    judged = [result for part in parts for result in part.claims]
+    return _first_words(wholes, judged) | {
+        "title": title or words.title,
+        "author": author,
+        "bad": " ".join(filter(None, map(bad_outputs, wholes))),
+        "highlights": _findings(parts),
+        "reading": note(judged),
+        "claims": claims,
+        "headline": next((figures[name] for name in (*words.headlines, *figures) if name in figures), None),
         "absent": [chapter.title for chapter in known if chapter not in named] if named else [],
         "sections": sections,
         "methods": [words.methods for words in own if words.methods],
@@ -108,7 +91,7 @@ def context(parts: Sequence[Part], markup: Markup) -> dict[str, Any]:
         "deviates": any(part.deviates for part in parts),
         "metrics": list(_metrics(parts)),
         "environments": list(_environments(wholes)),
-        "failures": failures(wholes, _ALL_FAILURES, {chapter.study: chapter.title for chapter in chapters}).values.tolist(),
+        "failures": failures(wholes, {chapter.study: chapter.title for chapter in chapters}).values.tolist(),
     }
 
 
@@ -121,187 +104,130 @@ def words_for(results: Results) -> Words:
     return words_of(results.points)
 
 
-def points_of(wholes: Sequence[Results]) -> int:
-    """The number of points that were measured."""
-    return sum(whole.points["key"].nunique() for whole in wholes)
-
-
 def _listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def _first_words(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> tuple[str, str]:
-    """The subtitle, and the summary: how much was measured where by which version, and how many claims have which verdict."""
+def _first_words(wholes: Sequence[Results], claims: Sequence[ClaimResult]) -> dict[str, Any]:
+    """How much was measured where by which version, and how many claims have which verdict: in counts and in sentences."""
     environments = [environment for whole in wholes for environment in whole.environments]
     devices = " and ".join(dict.fromkeys(one["processor" if one["device"] == "cpu" else "device"] for one in environments))
-    count, versions = points_of(wholes), ", ".join(dict.fromkeys(one["numdev"] for one in environments))
-    subtitle = f"numdev {versions}: {count} point{'s' * (count != 1)} on {devices}"
-    head = f"{count} point{'s were' if count != 1 else ' was'} measured on {devices}."
-    if not claims:
-        return subtitle, head
-    claims = list({(result.claim.text, result.word): result for result in claims}.values())  # one that two studies judge alike
-    counted = Counter(result.word for result in claims)
-    words = _listed([f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in counted.most_common()])
-    same = sum(result.everywhere for result in claims)
-    verdicts = f"Of {len(claims)} {'claim' if len(claims) == 1 else 'claims'}, {words};"
-    return subtitle, f"{head} {verdicts} {same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
+    count, versions = sum(whole.points["key"].nunique() for whole in wholes), dict.fromkeys(one["numdev"] for one in environments)
+    different = {(result.claim.text, result.word): result for result in claims}.values()  # two studies may judge one alike
+    words = Counter(result.word for result in different).most_common()
+    subtitle = f"numdev {', '.join(versions)}: {count} point{'s' * (count != 1)} on {devices}"
+    summary = f"{count} point{'s were' if count != 1 else ' was'} measured on {devices}."
+    if claims:
+        verdicts = _listed([f"{count} {'is' if count == 1 else 'are'} {word}" for word, count in words])
+        same, number = sum(result.everywhere for result in different), len(different)
+        summary += f" Of {number} {'claim' if number == 1 else 'claims'}, {verdicts};"
+        summary += f" {same} {'has' if same == 1 else 'have'} the same verdict in all scenarios."
+    return {"subtitle": subtitle, "summary": summary, "points": count, "verdicts": words}
 
 
-def _findings(parts: Sequence[Part], markup: Markup) -> list[dict[str, str]]:
-    """The first findings, each a heading and a sentence: those of the operation, or else the first claims.
-
-    A further part that has findings has one of them.
-    """
+def _findings(parts: Sequence[Part]) -> list[dict[str, str]]:
+    """The first findings, each a heading and a sentence: those of the first part, and one of each further part that has any."""
     first, *others = [list(_findings_of(part)) for part in parts]
     further = [own[0] for own in others if own]
     chief = [*first[: max(1, _MOST_FINDINGS - len(further))], *further][:_MOST_FINDINGS]
-    return [{"heading": markup.plain(heading), "sentence": markup.plain(sentence)} for heading, sentence in chief]
+    return [{"heading": heading, "sentence": sentence} for heading, sentence in chief]
 
 
-def _findings_of(part: Part) -> Iterator[tuple[str, str]]:
+def _findings_of(part: Part) -> list[tuple[str, str]]:
     """Heading and sentence of each finding: by the operation's templates, or else the claims."""
     first = {one.claim.name: one for one in reversed(part.claims)}
-    declared = {
-        heading: _filled(first[name], text) for name, (heading, text) in words_for(part.results).findings.items() if name in first
-    }
-    known = [(heading, sentence) for heading, sentence in declared.items() if sentence]
-    yield from known
-    for result in part.claims if not known else ():
-        figure = f"{result.main.title}: {result.findings[result.main].figure}"
-        yield result.claim.text, f"{result.brief[0].upper()}{result.brief[1:]}. {figure}."
+    templates = words_for(part.results).findings.items()
+    declared = [(heading, _filled(first[name], text)) for name, (heading, text) in templates if name in first]
+    of_claims = (
+        (one.claim.text, f"{one.brief[0].upper()}{one.brief[1:]}. {one.main.title}: {one.findings[one.main].figure}.")
+        for one in part.claims
+    )
+    return [(heading, text) for heading, text in declared if text] or list(of_claims)
 
 
 def _filled(result: ClaimResult, text: str) -> str:
     """A template with figures of a claim: `{main}` of its main scenario, else of the first with such words in its title."""
     figures = {}
     for key in (key for _, key, _, _ in Formatter().parse(text) if key):
-        scenario = next((one for one in result.findings if key == "main" or key in one.title), None)
-        if scenario is None or result.findings[scenario].figure in ("unknown", "not measured"):
+        figures[key] = next((one.figure for own, one in result.findings.items() if key == "main" or key in own.title), "unknown")
+        if figures[key] in ("unknown", "not measured"):
             return ""
-        figures[key] = result.findings[scenario].figure
     undecided = f" Undecided: “{result.claim.text}”." if result.word == Verdict.UNDECIDED.value else ""
     return text.format_map(figures) + undecided
 
 
-def _claim(result: ClaimResult, markup: Markup) -> dict[str, Any]:
-    """A claim with what is found in each scenario."""
-    rest = Counter(finding.verdict.value for scenario, finding in result.findings.items() if scenario not in result.chief)
-    plain = markup.plain
-    findings = [
-        {
-            "title": plain(scenario.title),
-            "role": ROLES[scenario.role],
-            "chief": scenario in result.chief,
-            "verdict": finding.verdict.value,
-            "told": plain(finding.verdict_text),
-            "p": plain(finding.verdict_text.partition(" (")[2].rstrip(")")),
-            "figure": plain(finding.figure),
-            "beside": f"{finding.beside.verdict.value}, {plain(finding.beside.figure)}" if finding.beside else "",
-            "sentence": plain(finding.sentence),
+def _claims(part: Part) -> Iterator[dict[str, Any]]:
+    """Each claim of a part with what is found in each scenario; figures and sentences say all that claims.csv has."""
+    rows_of = {study: part.results.study(study) for study in {result.study for result in part.claims}}
+    for result in part.claims:
+        rows, words = rows_of[result.study], words_of(part.results.points[part.results.points["study"] == result.study])
+        findings = [
+            {
+                "title": scenario.title,
+                "role": ROLES[scenario.role],
+                "chief": scenario in result.chief,
+                "verdict": finding.verdict.value,
+                "p": finding.verdict_text.partition(" (")[2].rstrip(")"),
+                "figure": finding.figure,
+                "beside": f"{finding.beside.verdict.value}, {finding.beside.figure}" if finding.beside else "",
+                "sentence": finding.sentence,
+                "about": circumstances(rows if result.claim.across else of(rows, scenario), words),
+            }
+            for scenario, finding in result.findings.items()
+        ]
+        rest = Counter(finding["verdict"] for finding in findings if not finding["chief"])
+        figure = None if result.claim.is_ours else _FIGURE.match(result.claim.source)
+        yield {
+            "text": result.claim.text,
+            "source": result.claim.source,
+            "figure": figure[1] if figure else "",  # of the source, which the study makes again
+            "study": result.study,
+            "across": result.claim.across,
+            "word": result.word,
+            "brief": result.brief,
+            "tone": next((tone for start, tone in _TONES.items() if result.word.startswith(start)), "yes"),
+            "findings": findings,
+            "elsewhere": ", ".join(f"{verdict} in {count}" for verdict, count in rest.items()),
         }
-        for scenario, finding in result.findings.items()
-    ]
-    return {
-        "text": plain(result.claim.text),
-        "source": result.claim.source,
-        "study": result.study,
-        "word": result.word,
-        "brief": result.brief,
-        "tone": next((tone for start, tone in _TONES.items() if result.word.startswith(start)), "yes"),
-        "verdict": plain(f"{result.claim.text}: {result.brief}."),
-        "findings": findings,
-        "elsewhere": ", ".join(f"{verdict} in {count}" for verdict, count in rest.items()),
-    }
 
 
-def _merged(judged: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Each claim once for the table, with what is measured in the scenarios that stand for its source.
-
-    Two studies that judge one claim, such as the control of two figures, share a row; what is equal in them stands once.
-    """
-    rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for claim in judged:
-        row = rows.setdefault((claim["text"], claim["source"]), {"text": claim["text"], "source": claim["source"], "chief": []})
-        for finding in claim["findings"]:
-            chief = {name: finding[name] for name in ("title", "role", "figure", "verdict")}
-            if finding["chief"] and chief not in row["chief"]:
-                row["chief"].append(chief)
-        row["elsewhere"] = "; ".join(dict.fromkeys(filter(None, (row.get("elsewhere"), claim["elsewhere"]))))
-    return list(rows.values())
-
-
-def _section(chapter: Chapter, part: Part, markup: Markup, *, is_named: bool) -> dict[str, Any]:
-    """A study: its words, figures, findings and tables; the words of a study that has no chapter here are plain text."""
+def _section(chapter: Chapter, part: Part, claims: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A study: its words, figures, claims and tables."""
     results, study = part.results, chapter.study
-    own = [result for result in part.claims if result.study == study]
-    sources = (_FIGURE.match(result.claim.source) for result in own if not result.claim.is_ours)  # what the section makes again
+    own = [claim for claim in claims if claim["study"] == study]
     by_claim = chapter.by_claim or len(own) > 1
-    text = markup.chapter if is_named else markup.plain
-    rows = results.study(study) if own else pd.DataFrame()
-    words = words_of(results.points[results.points["study"] == study])
-    claims, findings = [_claim(result, markup) for result in own], []
-    for result, claim in zip(own, claims, strict=True):
-        for i, (scenario, finding) in enumerate(zip(result.findings, claim["findings"], strict=True)):
-            about = circumstances(rows if result.claim.across else of(rows, scenario), words)
-            heading = claim["verdict"] if by_claim and i == 0 else ""
-            further = {"about": markup.plain("; ".join(filter(None, (finding["role"], about)))), "claim": heading}
-            findings.append(finding | further)
     return {
         "study": study,
         "title": chapter.title,
-        "source": next((match[1] for match in sources if match), ""),
-        "question": text(chapter.question),
-        "measured": text(chapter.measured),
-        "paper": text(chapter.paper),
-        "claims": claims,
-        "figures": [_figure(path, picture, markup) for path, picture in part.drawn(study).items()],
-        "found": "" if by_claim else " ".join(markup.plain(result.findings[result.main].sentence) for result in own),
-        "compact": not by_claim and not any(result.claim.across for result in own),
-        "findings": findings,
+        "source": next((claim["figure"] for claim in own if claim["figure"]), ""),
+        "question": chapter.question,
+        "measured": chapter.measured,
+        "paper": chapter.paper,
+        "claims": own,
+        "by_claim": by_claim,
+        "compact": not by_claim and not any(claim["across"] for claim in own),
+        "figures": [
+            {"file": one.svg.name, "alt": one.alt, "caption": one.caption, "about": one.about}
+            for one in part.figures.get(study, ())
+        ],
         "tables": list(_tables(chapter, results, with_claims=bool(own))),
-        "verdict": "" if by_claim else " ".join(claim["verdict"] for claim in claims),
         "command": command(results, study),
     }
 
 
 def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
     """The runs of training; of a study without a claim its speed or the deviation of every point."""
-    study = chapter.study
+    study, timed = chapter.study, of_attention(frame(results))
     if chapter.operation == TRAINING:
-        if len(runs := run_table(results, study)):
-            yield {"caption": f"{chapter.title}: the runs.", "columns": list(runs.columns), "rows": runs.values.tolist()}
+        name, table = "runs", run_table(results, study)
+    elif with_claims and not chapter.with_points:
         return
-    if with_claims and not chapter.with_points:
-        return
-    timed = of_attention(frame(results))
-    points = latest(timed[timed["study"] == study]) if len(timed) else timed
-    if points.empty:
-        points = points_table(results, study)
-    points = points.drop(columns="study", errors="ignore")
-    if len(points):
-        yield {"caption": f"{chapter.title}: the points.", "columns": list(points.columns), "rows": points.values.tolist()}
-
-
-def _figure(path: Path, picture: Picture, markup: Markup) -> dict[str, Any]:
-    """An SVG with its width, its descriptions, and its title as the caption."""
-    size = re.search(r'<svg[^>]*\bwidth="([\d.]+)pt" height="([\d.]+)pt"', path.read_text())
-    width, height = (float(size[1]), float(size[2])) if size else (WIDEST, WIDEST)
-    scale = min(1.0, WIDEST / width)
-    return {
-        "file": path.name,
-        "width": scale * width,
-        "height": scale * height,
-        "alt": picture.alt,
-        "caption": picture.caption or path.stem,
-        "about": markup.plain(picture.about),
-    }
-
-
-def _headline(sections: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any] | None:
-    """The figure of the first page: the first of some names that is drawn and not too high, or else the first of all."""
-    every = (figure for section in sections for figure in section["figures"])
-    figures = {figure["file"]: figure for figure in every if figure["height"] <= _HIGHEST}
-    return next((figures[name] for name in (*names, *figures) if name in figures), None)
+    elif (timed["study"] == study).any():
+        name, table = "points", latest(timed[timed["study"] == study]).drop(columns="study")
+    else:
+        name, table = "points", points_table(results, study)
+    if len(table):
+        yield {"caption": f"{chapter.title}: the {name}.", "columns": list(table.columns), "rows": table.values.tolist()}
 
 
 def command(results: Results, study: str) -> str:
@@ -328,15 +254,10 @@ def _metrics(parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
 
 
 def _environments(wholes: Sequence[Results]) -> Iterator[dict[str, Any]]:
-    """Each environment once with the number of its points, as a column; those of the first results keep their numbers."""
-    counts: dict[tuple[tuple[str, str], ...], int] = {}
+    """Each environment once, with the number of its points; those of the first results keep their numbers."""
+    counts = Counter[tuple[tuple[str, str], ...]]()
     for whole in wholes:
-        points = whole.points.drop_duplicates("key")
-        for number, environment in enumerate(whole.environments):
-            facts = tuple(environment.items())
-            counts[facts] = counts.get(facts, 0) + int((points["environment"] == number).sum())
-    columns = [(f"Environment {number}, {count} points", dict(facts)) for number, (facts, count) in enumerate(counts.items())]
-    for some in (columns[start : start + _ABREAST] for start in range(0, len(columns), _ABREAST)):
-        names = dict.fromkeys(name for _, facts in some for name in facts)
-        rows = [[name, *(facts.get(name, "") for _, facts in some)] for name in names]
-        yield {"titles": [title for title, _ in some], "facts": rows}
+        numbers = whole.points.drop_duplicates("key")["environment"].value_counts()
+        counts.update({tuple(facts.items()): int(numbers.get(number, 0)) for number, facts in enumerate(whole.environments)})
+    for number, (facts, count) in enumerate(counts.items()):
+        yield {"title": f"Environment {number}, {count} points", "facts": facts}

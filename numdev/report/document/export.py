@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.columns import dictionary, settings
-from numdev.report.reading.frames import LOSS, PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, ROLE, ROLES, SCENARIO, TITLE
+from numdev.report.reading.frames import PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
+from numdev.report.reading.scenarios import LABEL, ROLE, ROLES, SCENARIO, TITLE
 from numdev.report.reading.view import numbered
-from numdev.report.reading.wording import Words
 from numdev.report.studies.registry import words_of
 from numdev.report.studies.speed import crossovers, frame, of_attention
 from numdev.results.files import write_atomically
@@ -27,18 +26,17 @@ from numdev.results.record import Column, summary
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")
+"""The metrics of deviations of which a summary has the statistics; of other kinds it has those of every figure."""
 _COMPARED = ["subject", "output", "reference"]
 _STATISTICS = {"mean": "mean", "low": "low", "high": "high", "min": "least", "max": "most"}
-_VARYING = ("kernel", "problem.", "variant.", "baseline.")  # a summary has these where points of one class differ in them
 _GROUP = 1 << 16  # rows of a row group of Parquet
-_FILES = {LOSS: "loss.csv", RUN: "runs.csv"}
 
 
 def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv: bool = False) -> None:
-    """Write the rows in Parquet, or as CSV with `csv`, and summary.csv, points.csv, timings.csv, claims.csv and others beside.
+    """Write the rows in Parquet, or as CSV with `csv`, and beside them other tables and the claims, as CSV and as a text.
 
-    Of every kind columns.md, the data dictionary, and environment.json. Times differ from run to run and stand in timings.csv
-    alone. Speed has speed.csv, crossover.csv and unsupported.csv in their place.
+    Every kind has points.csv, timings.csv, where alone times stand that differ from run to run, columns.md, the data dictionary,
+    and environment.json. Speed has speed.csv and crossover.csv in place of the rows and their summary.csv.
 
     Raises:
         StoreError: if a file cannot be written.
@@ -51,6 +49,7 @@ def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv
     if results.kind == TRAINING:
         known = {name: _of_weights(column) for name, column in known.items()}
     write_atomically(out / "columns.md", dictionary(columns, known, results.kind).encode())
+    write_atomically(out / "claims.md", claims_markdown(claims).encode())
     write_atomically(out / "environment.json", environments(results))
 
 
@@ -63,40 +62,25 @@ def _tables(results: Results, claims: Sequence[ClaimResult], ending: str) -> Ite
     kind, points = results.kind, results.points
     if kind == SPEED:
         rows = frame(results)
-        yield (
-            "speed.csv",
-            rows[[name for name in map(str, rows) if name not in points or name == "operation" or results.repeats(name)]],
-        )
+        own = [name for name in map(str, rows) if name not in points or name == "operation" or results.repeats(name)]
+        yield "speed.csv", rows[own]
         yield "crossover.csv", crossovers(of_attention(rows))
-        yield "unsupported.csv", _unsupported(results)
-        if claims:
-            yield "claims.csv", claim_table(claims)
-        return
-    chosen = ~results.primary.is_repeated() if kind == DEVIATION else None
-    yield f"{'weights' if kind == TRAINING else 'results'}.{ending}", _written(results.primary, results, chosen)
-    if kind == DEVIATION:
-        yield "deviations.csv", _deviations(results)
-    yield "summary.csv", summarise(results)
-    taken = ["summary.csv", "points.csv", "timings.csv", "claims.csv"]
-    for name, own in results.further.items():
-        if len(own) or kind != TRAINING or name in _FILES:  # few runs of training are watched
-            file = _FILES.get(name, f"{name}.csv")
-            yield f"table_{file}" if file in taken else file, _written(own, results)
+    else:
+        chosen = ~results.primary.is_repeated() if kind == DEVIATION else None
+        yield f"{'weights' if kind == TRAINING else 'results'}.{ending}", _written(results.primary, results, chosen)
+        yield "summary.csv", summarise(results)
     yield "points.csv", points.drop(columns="seconds", errors="ignore")
     yield "timings.csv", points.reindex(columns=[*PLACE, "seconds"])
     yield "claims.csv", claim_table(claims)
+    for name, further in results.further.items():
+        if len(further):
+            file = "runs" if name == RUN else f"table_{name}" if name in ("summary", "points", "timings", "claims") else name
+            yield f"{file}.csv", _written(further, results)
 
 
 def _written(rows: Rows, results: Results, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """Rows with the columns of their points that a file repeats."""
     return rows.frame(chosen, [name for name in rows.columns if name in rows.own or results.repeats(name)])
-
-
-def _unsupported(results: Results) -> pd.DataFrame:
-    failed = results.points[results.points["status"] != "ok"]
-    labels = [name for name in failed.columns if name.startswith(LABEL)]
-    columns = ("study", "scenario", "key", "attention", *labels, "status", "reason")
-    return failed[[name for name in columns if name in failed]]
 
 
 def to_parquet(table: pd.DataFrame) -> bytes:
@@ -123,31 +107,22 @@ def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
 def summarise(results: Results) -> pd.DataFrame:
     """One row per point and place in its record: replicates, and of each figure the mean, its 95 % interval and the range.
 
-    The place of a deviation is subject, output and reference; beside it stand the point's chief settings (`Words.always`) and
-    every other setting in which points of one class differ. Of other kinds it is what the kind declares.
+    The places are what the kind declares. A deviation has subject, output and reference, and beside them the chief settings of
+    its point (`Words.always`); its key stands for all others, which points.csv has.
     """
-    rows = results.primary
-    if results.kind in (DEVIATION, SPEED):
-        summaries = _summaries(rows, _COMPARED, SUMMARISED, ~rows.is_repeated())
-        first = [*PLACE, *_COMPARED]
-        names = [*first, *(name for name in summaries if name not in first and not str(name).startswith(ENTRY_ROLE))]
-        return _with_settings(summaries[names], results.points)
-    if results.kind == TRAINING:
-        places = [name for name in ("step", "tensor") if name in rows.own]
-        return _summaries(rows, places, [str(name) for name in rows.own if name not in (*places, "seed")])
-    return _summaries(rows, places_of(results.columns, rows.own), [one.name for one in figures_of(results.columns, rows.own)])
-
-
-def _summaries(rows: Rows, places: list[str], metrics: Sequence[str], chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
-    """The labels of each point, some places in its record, and the statistics of metrics over the replicates there."""
-    at = np.arange(len(rows)) if chosen is None else np.flatnonzero(chosen)
+    rows, deviates = results.primary, results.kind == DEVIATION
+    at = np.flatnonzero(~rows.is_repeated()) if deviates else np.arange(len(rows))
+    places = _COMPARED if deviates else places_of(results.columns, rows.own)
+    metrics = SUMMARISED if deviates else [column.name for column in figures_of(results.columns, rows.own)]
+    chief = ("format", "seeds", *words_of(results.points).always) if deviates else ()
+    labels = [name for name in rows.columns if name.startswith(LABEL)]
     number = numbered(rows.own[places].iloc[at].assign(point=rows.point[at]), ["point", *places])
     sizes, broken = np.bincount(number), is_broken(rows.own).to_numpy()[at]
-    counts = {"replicates": sizes} | ({"nonfinite": np.bincount(number, broken).astype(np.int64)} if places == _COMPARED else {})
+    counts = {"replicates": sizes} | ({"nonfinite": np.bincount(number, broken).astype(np.int64)} if deviates else {})
     at = at[np.argsort(number, kind="stable")]  # stable: the replicates of a place stay in their order
     ends = np.cumsum(sizes)
-    heads = [name for name in rows.columns if name in PLACE or name.startswith((LABEL, ENTRY_ROLE))]
-    table = rows.frame(at[ends - sizes], [*heads, *places]).reset_index(drop=True).assign(**counts)
+    names = [*PLACE, TITLE, *labels, *places, *(name for name in chief if name in rows)]
+    table = rows.frame(at[ends - sizes], names).reset_index(drop=True).assign(**counts)
     figures: dict[str, NDArray[np.float64]] = {}
     for metric in metrics:
         values, statistics = rows.own[metric].astype(float).to_numpy()[at], np.empty((len(sizes), len(_STATISTICS)))
@@ -156,36 +131,6 @@ def _summaries(rows: Rows, places: list[str], metrics: Sequence[str], chosen: ND
             statistics[i] = [getattr(own, field) for field in _STATISTICS.values()]
         figures |= {f"{metric}.{name}": column for name, column in zip(_STATISTICS, statistics.T, strict=True)}
     return pd.concat([table, pd.DataFrame(figures, index=table.index, dtype=float)], axis=1)
-
-
-def _with_settings(summaries: pd.DataFrame, points: pd.DataFrame) -> pd.DataFrame:
-    """Summaries with settings of their points, which a key stands for, behind the labels."""
-    words = words_of(points)
-    chief = ("format", "seeds", *words.always)
-    names = [name for name in points.columns if name in chief or (name.startswith(_VARYING) and _varies(name, points, words))]
-    own = points.drop_duplicates("key").set_index("key")[names].loc[summaries["key"]].reset_index(drop=True)
-    at = list(summaries).index("replicates")
-    return pd.concat([summaries.iloc[:, :at], own, summaries.iloc[:, at:]], axis=1)
-
-
-def _varies(name: str, points: pd.DataFrame, words: Words) -> bool:
-    """Whether points of one class differ in a setting. That classes have different settings does not count."""
-    kind = words.problem_class if name.startswith("problem.") else f"{name.partition('.')[0]}.type"
-    if name == kind or kind not in points:
-        return points[name].nunique(dropna=False) > 1
-    return bool((points[name].groupby(points[kind], dropna=False).nunique(dropna=False) > 1).any())
-
-
-def _deviations(results: Results) -> pd.DataFrame:
-    """The table for a reader: of each point how far its primary output is from golden and from the baseline."""
-    rows = results.primary
-    chosen = rows.where(primary=True, subject="variant") & (rows.where(reference="golden") | rows.where(reference="baseline"))
-    table = _with_settings(_summaries(rows, _COMPARED, ("max_difference", "rmse"), chosen), results.points)
-    table = table.merge(results.points[["study", SCENARIO, TITLE]].drop_duplicates(), how="left")
-    labels = [name for name in table if str(name).startswith(LABEL)]
-    figures = [f"{metric}.{statistic}" for metric in ("max_difference", "rmse") for statistic in ("mean", "low", "high")]
-    names = ["study", TITLE, *labels, "format", "policy", "reference", "replicates", "nonfinite", *figures, "key"]
-    return table[[name for name in names if name in table]]  # another operation may have no policies
 
 
 _CLAIM_COLUMNS = [
@@ -198,13 +143,8 @@ def claim_table(claims: Sequence[ClaimResult]) -> pd.DataFrame:
     """One row per claim, study and scenario."""
     rows = []
     for result in claims:
-        claim: dict[str, Any] = {
-            "claim": result.claim.name,
-            "text": result.claim.text,
-            "source": result.claim.source,
-            "study": result.study,
-        }
-        claim |= {"questions": result.questions, "overall": result.overall}
+        claim: dict[str, Any] = {"claim": result.claim.name, "text": result.claim.text, "source": result.claim.source}
+        claim |= {"study": result.study, "questions": result.questions, "overall": result.overall}
         for scenario, finding in result.findings.items():
             row: dict[str, Any] = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}
             row |= {"verdict": finding.verdict.value, "p_verdict": finding.p, "figure": finding.figure, "over": finding.over}

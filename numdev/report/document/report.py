@@ -12,9 +12,9 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.document.context import Part
-from numdev.report.document.export import claims_markdown, write_tables
+from numdev.report.document.export import write_tables
 from numdev.report.document.figures import figure_of, write_figures
-from numdev.report.document.tables import bad_outputs, claims_table, failures, printed, worst_table
+from numdev.report.document.tables import bad_outputs, claims_table, failures, printed
 from numdev.report.reading.frames import SPEED, TRAINING, Results, load
 from numdev.report.studies.registry import claims_of
 from numdev.report.studies.speed import TABLES, frame, of_attention
@@ -48,7 +48,7 @@ def make_report(
         kind: of measurement, the only one on which to report; every kind unless given.
         formats: beside the tables and figures: of `pdf`, report.pdf; of `html`, report.html, one file with the claims, the
             figures and a table of the rows; of `csv`, results.csv in place of results.parquet.
-        plot: what a figure is asked to show, as `numdev.report.figures.plot.plot_of` takes it.
+        plot: a figure beside the others, as `numdev.report.figures.plot.plot_of` takes it.
         title: of the documents; names what was measured unless given.
         author: of the documents.
 
@@ -78,8 +78,7 @@ def make_report(
     if documents:
         shown = [part for part in parts if part.results.kind != SPEED]
         is_paper = shown[0].results.kind != TRAINING and any(not result.claim.is_ours for result in shown[0].claims)
-        beside = [kind for kind in (TRAINING, SPEED) if is_paper and kind not in studies_of]
-        shown += _beside(results, out, beside)
+        shown += _beside(results, out, [kind for kind in (TRAINING, SPEED) if is_paper and kind not in studies_of])
         if "html" in formats:
             from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
 
@@ -94,30 +93,27 @@ def make_report(
 def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, Sequence[str] | None]:
     """The names of some studies and sweeps, by kind; of one that is not there as if it were of deviation, for the error."""
     kinds = {name: str(manifest.get("kind", DEVIATION)) for name, manifest in store.studies().items()}
-    names = list(kinds if studies is None else studies)
-    kind_of = {name: kinds.get(name, DEVIATION) for name in names}
-    return {kind: [name for name in names if kind_of[name] == kind] for kind in dict.fromkeys(kind_of.values())}
+    by_kind: dict[str, list[str]] = {}
+    for name in kinds if studies is None else studies:
+        by_kind.setdefault(kinds.get(name, DEVIATION), []).append(name)
+    return {**by_kind}
 
 
 def write_part(
-    results: Results, out: Path, console: Console, plot: Mapping[str, Any] | None, *, csv: bool
+    results: Results, out: Path, console: Console, plot: Mapping[str, Any] | None = None, *, csv: bool = False
 ) -> tuple[Part, list[str]]:
     """Write the tables, the claims and the figures of one kind of measurement into `out`, and print; returns notes too."""
     chosen = figure_of(results, plot) if plot else None  # checked before anything is written
-    claims, is_speed = _judged(results), results.kind == SPEED
+    claims = _judged(results)
     write_tables(results, claims, out, csv)
-    if claims or not is_speed:
-        write_atomically(out / "claims.md", claims_markdown(claims).encode())
     pictures, notes = write_figures(results, claims, out / "figures", chosen)
     notes = [*filter(None, [bad_outputs(results)]), *results.notes, *unknown(claims_of(results), results.manifests), *notes]
     for text in notes:
         console.print(f"note: {text}", markup=False, highlight=False)
-    whole = f"all are in {'unsupported.csv' if is_speed else 'points.csv'}"
-    tables = [printed(failures([results], whole), "Points without a full result")]
-    if is_speed:
+    tables = [printed(failures([results]), "Points without a full result")]
+    if results.kind == SPEED:
         rows = of_attention(frame(results))
         tables += [printed(make(rows), title) for title, make in TABLES.items()]
-    tables += [worst_table(results)] if results.kind == DEVIATION else []
     for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)

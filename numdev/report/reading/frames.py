@@ -368,7 +368,8 @@ def figures_of(columns: Mapping[str, Column], rows: pd.DataFrame) -> list[Column
 
 
 def _present(columns: Mapping[str, Column], rows: pd.DataFrame, use: Use) -> list[Column]:
-    return [column for name, column in columns.items() if column.use is use and name in rows and rows[name].notna().any()]
+    own = [column for column in columns.values() if column.use is use and column.name in rows]
+    return [column for column in own if rows[column.name].notna().any()]
 
 
 def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:

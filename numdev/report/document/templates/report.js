@@ -84,7 +84,7 @@
     // What is the same in every row says nothing; what names a row stands before its numbers, the rest behind them.
     const named = data.texts.filter((text) => text.words.length > 1 || data.texts.length === 1);
     const texts = named.map((text) => ({ name: text.name, value: (row) => word(text, row), number: false }));
-    const first = texts.filter(({ name }) => ["scenario", "point", "subject", "output", "compared with", "step", "tensor"].includes(name));
+    const first = texts.filter(({ name }) => ["point", "subject", "output", "compared with", "step", "tensor"].includes(name));
     const counted = { name: "replicates", value: (row) => data.replicates[row], number: true };
     const parts = [["mean", metric.name], ["low", "low"], ["high", "high"]];
     const numbers = parts.map(([part, name]) => ({ name, value: (row) => metric[part][row], number: true }));

@@ -8,8 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from numdev.report.document.context import WIDEST
-from numdev.report.figures.theme import SMALL
+from numdev.report.figures.theme import PAGE, SMALL
 
 
 def written(figure: Figure) -> list[Text]:
@@ -19,7 +18,7 @@ def written(figure: Figure) -> list[Text]:
 
 def assert_legible(figure: Figure) -> None:
     """No text is under 7 pt where the figure is as wide as it is printed; superscripts are part of their text."""
-    scale = min(1.0, WIDEST / (72 * figure.get_size_inches()[0]))
+    scale = min(1.0, PAGE / figure.get_size_inches()[0])
     assert written(figure)
     assert not [(text.get_text(), text.get_fontsize()) for text in written(figure) if text.get_fontsize() * scale < SMALL - 0.01]
     assert SMALL >= 7

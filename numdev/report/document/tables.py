@@ -11,7 +11,7 @@ import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from numdev.measurement.deviation.measurement import KIND as DEVIATION
+from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, Verdict, note
 from numdev.report.reading.frames import DEFAULTS, Results, figures_of, is_broken, places_of
 from numdev.report.reading.scenarios import LABEL, TITLE, compared
@@ -84,7 +84,7 @@ def points_table(results: Results, study: str) -> pd.DataFrame:
     for _, group in islice(groups, _MOST):
         values = [group[column.name].astype(float).tolist() for column in chief]
         is_whole = not is_broken(group).any() and all(map(math.isfinite, (value for each in values for value in each)))
-        first: dict[str, Any] = group.iloc[0].to_dict()
+        first = group.iloc[0].to_dict()
         cells = [mean(each).text() if is_whole else "NaN or Inf" for each in values]
         lines.append([place(first), *(str(first[name]) for name in places), *cells])
     if len(groups) > _MOST:
@@ -95,5 +95,6 @@ def points_table(results: Results, study: str) -> pd.DataFrame:
 
 def place(point: Mapping[Any, Any]) -> str:
     """Scenario and labels of a point in one line."""
-    labels = (f"{name.removeprefix(LABEL)}={value}" for name, value in point.items() if name.startswith(LABEL) and not pd.isna(value))
+    known = ((name.removeprefix(LABEL), value) for name, value in point.items() if name.startswith(LABEL) and not pd.isna(value))
+    labels = (f"{name}={value}" for name, value in known)
     return " ".join(part for part in (str(point[TITLE]), *labels) if part) or DEFAULTS

@@ -112,7 +112,6 @@ class Words:
         methods: the template, in `document/templates`, that explains its golden, its baseline and its algorithm; empty for none.
         headlines: the files of figures of which the first that is drawn stands on the first page of a report.
         always: the columns that a summary has for every point, even where all points agree.
-        problem_class: the column of the class that decides which settings a problem has.
         inputs: what the inputs of some rows are, if it is the same in all, such as `U[0, 1)`.
         describe: what the rows of one scenario have in common, inputs among it.
         replicates: what the replicates of a cluster are.
@@ -127,7 +126,6 @@ class Words:
     methods: str = ""
     headlines: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
-    problem_class: str = "problem.type"
     inputs: Callable[[pd.DataFrame], str] = _nothing
     describe: Callable[[pd.DataFrame], str] = _nothing
     replicates: str = "replicates"

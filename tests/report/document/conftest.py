@@ -13,7 +13,7 @@ from rich.console import Console
 
 from numdev.report.document import html
 from numdev.report.document.context import Part, context
-from numdev.report.document.pdf import TYPST, write_pdf
+from numdev.report.document.pdf import write_pdf
 from numdev.report.document.report import write_part
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
@@ -23,7 +23,7 @@ STUDIES = ["fig3", "fig4", "fig5", "sign", "kernels"]
 
 @dataclass(frozen=True)
 class Report:
-    """The folder of a report, its part, what was printed, and its documents; `shown` is the content of the PDF."""
+    """The folder of a report, its part, what was printed, and its documents; `shown` is their content."""
 
     out: Path
     part: Part
@@ -37,9 +37,9 @@ class Report:
 def report(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Report:
     out, printed = tmp_path_factory.mktemp("report"), io.StringIO()
     results = load(toy_results, STUDIES)
-    part, notes = write_part(results, out, Console(file=printed, width=160), None, csv=False)
+    part, notes = write_part(results, out, Console(file=printed, width=160))
     page = html.write_html([part], notes).decode()
-    return Report(out, part, printed.getvalue(), context([part], TYPST), write_pdf([part]), page)
+    return Report(out, part, printed.getvalue(), context([part]), write_pdf([part]), page)
 
 
 @pytest.fixture

@@ -90,11 +90,12 @@ def test_the_report_is_whole(results: Path, tmp_path: Path) -> None:
     make_report(results, tmp_path, console=console, kind=SPEED)
     drawn = {f"figures/toy_{name}.{kind}" for name in SPEED_FIGURES for kind in ("png", "svg")}
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
-    assert files == {"speed.csv", "crossover.csv", "unsupported.csv", "columns.md", "environment.json"} | drawn
-    failed = pd.read_csv(tmp_path / "unsupported.csv")
+    tables = {f"{name}.csv" for name in ("speed", "crossover", "points", "timings", "claims")}
+    assert files == {*tables, "claims.md", "columns.md", "environment.json"} | drawn
+    failed = pd.read_csv(tmp_path / "points.csv").query("status != 'ok'")
     assert len(failed) == 4
     assert all("cudnn runs on CUDA devices" in reason for reason in failed["reason"])
-    for name in ("speed.csv", "crossover.csv", "unsupported.csv"):
+    for name in ("speed.csv", "crossover.csv", "points.csv"):
         assert not [column for column in pd.read_csv(tmp_path / name).columns if meaning(column) is None]
     assert "attention.backend: cudnn" in console.export_text()
 

@@ -16,7 +16,6 @@ from numdev.attention.exact import Exact
 from numdev.cli import tools
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.context import Part, context
-from numdev.report.document.pdf import TYPST
 from numdev.report.document.report import make_report, write_part
 from numdev.report.reading.frames import TRAINING, load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS
@@ -37,8 +36,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]
     path = tmp_path_factory.mktemp("report")
     store = stored(path / "results", FEW, claims=OF_8, losses=True)
     stored(path / "results", [point for point in FEW if point.label in ("sham", "triton")], "fig7", ("fig7", "training_sham"))
-    part, _ = write_part(load(store, kind=TRAINING), path / "out", Console(quiet=True), None, csv=False)
-    return path, context([part], TYPST)
+    part, _ = write_part(load(store, kind=TRAINING), path / "out", Console(quiet=True))
+    return path, context([part])
 
 
 def test_the_files_of_a_report(made: tuple[Path, dict[str, Any]]) -> None:
@@ -66,7 +65,7 @@ def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: 
     results = load(stored(tmp_path, ladder(triton=law), "fig7", ("fig7",)), kind=TRAINING)
     (claim,) = judge(CLAIMS, results)
     assert (claim.word != "undecided") is is_decided
-    sentence = context([Part(results, [claim])], TYPST)["highlights"][0]["sentence"]
+    sentence = context([Part(results, [claim])])["highlights"][0]["sentence"]
     assert "part from those of the same model" in sentence
     assert ("Undecided: “The weights with flash attention and with baseline" in sentence) is not is_decided
 
@@ -83,14 +82,13 @@ def test_the_document_has_its_sections_and_tells_no_internal_name(made: tuple[Pa
         assert section["figures"]
         (table,) = section["tables"]
         assert table["rows"][0][0] == "sham"
-    told = [found["claim"] for found in shown["sections"][1]["findings"]]
-    assert [text.partition(":")[0] for text in told] == [CLAIMS[name].text for name in CLAIMS if name in OF_8]
-    assert any(text.endswith(": not measured.") for text in told)  # no run saw the data in another order
+    claims = shown["sections"][1]["claims"]
+    assert [claim["text"] for claim in claims] == [CLAIMS[name].text for name in CLAIMS if name in OF_8]
+    assert any(claim["brief"] == "not measured" for claim in claims)  # no run saw the data in another order
     texts = [claim[part] for claim in shown["claims"] for part in ("text", "source", "elsewhere")]
-    texts += [own["figure"] for claim in shown["claims"] for own in claim["chief"]]
+    texts += [text for claim in shown["claims"] for own in claim["findings"] for text in own.values() if isinstance(text, str)]
     for section in shown["sections"]:
-        texts += [section[part] for part in ("title", "question", "measured", "paper", "found", "verdict")]
-        texts += [text for found in section["findings"] for text in found.values() if isinstance(text, str)]
+        texts += [section[part] for part in ("title", "question", "measured", "paper")]
         texts += [cell for table in section["tables"] for row in [table["columns"], *table["rows"]] for cell in row]
         texts += [figure[part] for figure in section["figures"] for part in ("alt", "caption")]
     assert [text for text in texts if KEY.search(text)] == []
@@ -105,7 +103,7 @@ def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path
     stored(tmp_path / "results" / "training", few, "fig7", ("fig7", "training_sham"))
     make_report(tmp_path / "results", tmp_path / "out", ["fig4", "fig6a"], console=Console(quiet=True), formats=("html",))
     parts = documented
-    told, alone = context(parts, TYPST), [context([part], TYPST) for part in parts]
+    told, alone = context(parts), [context([part]) for part in parts]
     sources = [section["source"] for section in told["sections"] if section["source"]]
     assert sources == ["Figure 4", "Figure 6a", "Figure 7", "Figure 8"]
     assert all(section["figures"] for section in told["sections"])
@@ -139,5 +137,5 @@ def test_training_beside_other_studies_has_a_folder_of_its_own(tmp_path: Path) -
     own = tmp_path / "out" / "training"
     assert {path.stem for path in (own / "figures").iterdir()} == {"fig8", "mine"}
     assert "no run reached step 256" in (own / "claims.md").read_text()
-    (section,) = (one for one in context([Part(load(store, kind=TRAINING))], TYPST)["sections"] if one["study"] == "mine")
+    (section,) = (one for one in context([Part(load(store, kind=TRAINING))])["sections"] if one["study"] == "mine")
     assert (section["title"], len(section["tables"])) == ("Weights over training", 1)

@@ -173,19 +173,9 @@ def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> N
     summaries = summarise(results)
     told = ["attention", "format", "policy", "seeds", "problem.source.kind"]
     told += [f"problem.shape.{name}" for name in ("queries", "keys", "head_dim")]
-    told += ["variant.tiling.br", "variant.tiling.bc", "variant.softmax.normalise", "variant.precision.scores"]
+    told += ["variant.tiling.br", "variant.tiling.bc", "variant.softmax.normalise"]
     points = results.points.drop_duplicates("key").set_index("key")[told].loc[summaries["key"]]
     pd.testing.assert_frame_equal(summaries[told], points.reset_index(drop=True))
     labels = [name for name in results.rows.columns if name.startswith(LABEL)]
     assert not summaries.duplicated([*PLACE, *labels, "subject", "output", "reference"]).any()
     assert summaries["replicates"].sum() == (~results.primary.is_repeated()).sum()
-
-
-def test_a_summary_leaves_out_what_is_the_same_for_all_points(results: Results, toy_results: Store) -> None:
-    held = {"problem.shape.batch", "problem.mask.causal", "variant.tiling.order"}
-    assert held <= set(results.points)
-    assert not held & set(summarise(results))
-    one = summarise(load(toy_results, ["sign"]))
-    assert (one["variant.tiling.br"] == 16).all()  # the same for all, and always told
-    assert {"variant.precision.scores", "problem.source.kind"} <= set(one)
-    assert "problem.source.share" not in one

@@ -5,8 +5,8 @@ Other applications of Hydra in the same environment find it too, but use it only
 
 from __future__ import annotations
 
-from numdev.cli import jobs
+from numdev.cli import launch
 
 
-class KeepingLauncher(jobs.Keeping):
-    """The launcher that `numdev.cli.jobs.KeepReturned` names."""
+class KeepingLauncher(launch.Keeping):
+    """The launcher that `numdev.cli.launch.KeepReturned` names."""

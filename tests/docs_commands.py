@@ -14,7 +14,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from numdev.cli import build, expand, launch, tools
+from numdev.cli import build, expand, launch
+from numdev.cli import compare as comparison
 from numdev.cli.commands import refuse_unknown
 from numdev.cli.compose import config_folder, plain, register, study_fields
 from numdev.cli.main import COMMANDS
@@ -74,11 +75,10 @@ def check_numdev(words: list[str], folder: Path) -> None:
     assert command in COMMANDS
     if "--help" in rest:
         return
-    if command in tools.COMMANDS:
-        settings = tools.COMMANDS[command][1].read(rest)
-        if command == "compare":
-            Criterion(settings.metric, settings.reference, tools.tolerance(settings.tolerance))
-    else:
+    if command == "compare":
+        settings = comparison.read(rest)
+        Criterion(settings.metric, settings.reference, settings.tolerance)
+    elif command != "studies":
         check_hydra(command, rest, folder)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
@@ -16,7 +17,7 @@ from numdev.cli.progress import output
 from numdev.errors import BadInput, one_of
 
 if TYPE_CHECKING:
-    from numdev.cli.jobs import Job
+    from numdev.cli.launch import Job
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named
@@ -29,42 +30,67 @@ _OF_A_REPORT = {"out": "a study ends with a report, one point with its figures; 
 
 
 def measure(cfg: DictConfig, job: Job) -> Ended:
-    """One point, or the points of one study."""
-    _refuse_unwritable(cfg)
-    return _measured(cfg, job)
+    """One point, or the points of one study; `numdev speed` and `numdev train` add a report on the study."""
+    from numdev.cli import point
+    from numdev.results.files import refuse_unwritable  # late: help does not need it
+
+    if cfg.study is None:
+        _refuse(cfg, _OF_A_STUDY | (_OF_A_REPORT if "out" in cfg else {}))
+        refuse_unwritable("results", Path(cfg.results))
+        return point.run(cfg, job)
+    name = HydraConfig.get().runtime.choices.get("study")
+    if name is None:  # Hydra has merged several into one
+        raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
+    return _studies(cfg, job, [name], None)
 
 
-def speed(cfg: DictConfig, job: Job) -> Ended:
-    """One point timed, or the points of one study and their report."""
-    return _measured_and_reported(cfg, job)
+speed = measure
 
 
 def train(cfg: DictConfig, job: Job) -> Ended:
     """One rung trained beside its reference, or the rungs of one study and their report."""
-    _refuse(cfg, {"objective": "numdev train has no figure for a sweeper; leave it out"})
     hint = f"runs are shared by points and kept; remove {cfg.results}/runs to train them again"
-    _refuse(cfg, {"fresh": hint})
-    return _measured_and_reported(cfg, job)
+    _refuse(cfg, {"objective": "numdev train has no figure for a sweeper; leave it out", "fresh": hint})
+    return measure(cfg, job)
 
 
 def paper(cfg: DictConfig, job: Job) -> Ended:
     """Every study of the paper, then its report."""
-    from numdev.cli import build, expand, studies
-
     whole = "numdev paper runs whole studies, studies=[a,b]; for one there is numdev measure study="
-    _refuse(cfg, {**dict.fromkeys(("study", "shard", "shards"), whole), **_OF_A_POINT})
+    _refuse(cfg, dict.fromkeys(("study", "shard", "shards"), whole))
     _refuse_format(cfg)
     if not cfg.studies:
         raise BadInput("studies", [], "give at least one, as in studies=[fig3,fig4]; numdev studies lists them")
-    expander, work = expand.expander(HydraConfig.get(), cfg), []
-    for name in cfg.studies:
+    return _studies(cfg, job, list(cfg.studies), list(cfg.studies))
+
+
+def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | None) -> Ended:
+    """Measure studies, and report on those that are `reported`, or on all of the results, where the command makes a report.
+
+    What cannot be written is refused before anything is measured.
+    """
+    from numdev.cli import build, expand, studies
+    from numdev.report.document.folder import refuse_other
+    from numdev.results.files import refuse_unwritable
+
+    _refuse(cfg, _OF_A_POINT)
+    refuse_unwritable("results", Path(cfg.results))
+    if "out" in cfg:
+        refuse_other(Path(cfg.out), Path(cfg.results), reported)
+    expander = expand.expander(HydraConfig.get(), cfg, "measure" if job.command == "paper" else job.command)
+    work = []
+    for name in names:
         own = expander.of(name)
-        work.append((own.study(name, own.composer.study(name)), build.runner("paper", cfg, own.composer.of)))
-    _refuse_folders(cfg, cfg.studies)
+        bench = build.runner(job.command, cfg, own.composer.of)
+        if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
+            raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
+        fields = own.composer.study(name) if cfg.study is None else study_fields(name, plain(cfg.study))
+        work.append((own.study(name, fields), bench))
     if cfg.dry_run:
         return studies.dry_run(work, cfg)
     ended = studies.run(work, cfg)
-    _make_report(cfg, list(cfg.studies))
+    if "out" in cfg:
+        _make_report(cfg, reported, reported, kind="speed" if job.command == "speed" else "")
     return ended
 
 
@@ -77,6 +103,8 @@ def error_map(cfg: DictConfig, job: Job) -> Ended:
 
 def report(cfg: DictConfig, _: Job) -> Ended:
     """Tables, figures and documents from what was measured."""
+    from numdev.results.store import Store
+
     _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
@@ -87,8 +115,6 @@ def report(cfg: DictConfig, _: Job) -> Ended:
         cfg.out = f"reports/{'_'.join([*names[:_MOST_NAMED], *more])}"
     about = chosen
     if chosen == ["paper"]:
-        from numdev.results.store import Store
-
         about = [str(name) for name in composer((config_folder(),)).load("paper")["studies"]]
         held = Store(Path(cfg.results)).studies()
         if absent := [name for name in about if name not in held]:
@@ -101,37 +127,13 @@ def report(cfg: DictConfig, _: Job) -> Ended:
     return Ended(0 if _make_report(cfg, chosen, about, plot=plot, **head) else BAD_OUTPUT)
 
 
-def _measured(cfg: DictConfig, job: Job) -> Ended:
-    """Measure a point or a study."""
-    from numdev.cli import build, expand, point, studies
-
-    if cfg.study is None:
-        _refuse(cfg, _OF_A_STUDY)
-        return point.run(cfg, job)
-    _refuse(cfg, _OF_A_POINT)
-    hydra = HydraConfig.get()
-    name = hydra.runtime.choices.get("study")
-    if name is None:  # Hydra has merged several into one
-        raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
-    fields, expander = study_fields(name, plain(cfg.study)), expand.expander(hydra, cfg, job.command)
-    own = expander.of(name)
-    bench = build.runner(job.command, cfg, own.composer.of)
-    if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
-        raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
-    work = [(own.study(name, fields), bench)]
-    return studies.dry_run(work, cfg) if cfg.dry_run else studies.run(work, cfg)
-
-
-def _measured_and_reported(cfg: DictConfig, job: Job) -> Ended:
-    if cfg.study is None:
-        _refuse(cfg, _OF_A_REPORT)
-        _refuse_unwritable(cfg)
-        return _measured(cfg, job)
-    _refuse_folders(cfg, None)
-    ended = _measured(cfg, job)
-    if not cfg.dry_run:
-        _make_report(cfg, None, kind="speed" if job.command == "speed" else "")
-    return ended
+def list_studies() -> int:
+    """Print the name and the title of every study."""
+    own = composer((config_folder(),))
+    width = max(map(len, own.options("study"))) + 2
+    for name in own.options("study"):
+        print(fill(own.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
+    return 0
 
 
 def refuse_unknown(cfg: DictConfig, choices: Iterable[str]) -> None:
@@ -156,20 +158,6 @@ def _refuse(cfg: DictConfig, hints: Mapping[str, str]) -> None:
 def _refuse_format(cfg: DictConfig) -> None:
     if cfg.format not in FORMATS:
         raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
-
-
-def _refuse_folders(cfg: DictConfig, studies: Iterable[str] | None) -> None:
-    """Find out before anything is measured that records, or the report on them, cannot be written; see `refuse_other`."""
-    from numdev.report.document.folder import refuse_other
-
-    _refuse_unwritable(cfg)
-    refuse_other(Path(cfg.out), Path(cfg.results), None if studies is None else list(studies))
-
-
-def _refuse_unwritable(cfg: DictConfig) -> None:
-    from numdev.results.files import refuse_unwritable  # late: help does not need it
-
-    refuse_unwritable("results", Path(cfg.results))
 
 
 def _make_report(cfg: DictConfig, studies: list[str] | None, about: list[str] | None = None, **how: Any) -> bool:

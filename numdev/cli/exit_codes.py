@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -16,10 +16,10 @@ from numdev.cli.compose import OPERATION, Composer, composer, config_folder
 from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
 
 if TYPE_CHECKING:
-    from numdev.cli.plan import Plan
+    from numdev.cli.studies import Plan
     from numdev.results.record import Status
 
-FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT, INTERRUPTED = 1, 2, 3, 5, 130
+FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT = 1, 2, 3, 5
 _WORST_FIRST = (BAD_INPUT, FAILED, BAD_OUTPUT, UNSUPPORTED)
 _OF_STATUS = {"ok": 0, "error": FAILED, "out_of_memory": FAILED, "unsupported": UNSUPPORTED}  # of every other one BAD_OUTPUT
 _TYPES = {
@@ -31,12 +31,12 @@ _TYPES = {
     "not a ListConfig": "give a list",
 }
 """Which type a setting takes, by words of OmegaConf's message."""
-KNOWN = (NumdevError, HydraException, OmegaConfBaseException, YAMLError)
+_OF_HYDRA = (HydraException, OmegaConfBaseException, YAMLError)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one job ended. It crosses processes: a launcher may run the job elsewhere.
+    """How one job ended. It crosses processes, as a launcher may run the job elsewhere; as a number it is the job's figure.
 
     Attributes:
         code: 0, or one of the codes above.
@@ -60,17 +60,11 @@ class Ended:
     row: Mapping[str, str] = field(default_factory=dict)
     plan: Plan | None = None
 
-    @property
-    def job(self) -> str:
-        return " ".join(self.overrides)
-
-
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a study of which `kept` points are in the store."""
-
-    def __init__(self, kept: int) -> None:
-        super().__init__(kept)
-        self.kept = kept
+    def __float__(self) -> float:
+        """For a sweeper that minimises; one without a figure counts as failed."""
+        if self.figure is None:
+            raise ValueError(self.sentence or "the figure is NaN, or there is none")
+        return self.figure
 
 
 def worst(codes: Iterable[int]) -> int:
@@ -105,40 +99,40 @@ def code_of(error: Exception) -> int:
     """2 for what the user can mend, a setting or a full disk; 5 for an output that is no result; 1 for every other failure."""
     if isinstance(error, BadOutput):
         return BAD_OUTPUT
-    return FAILED if isinstance(error, NumdevError) and not isinstance(error, (BadInput, StoreError)) else BAD_INPUT
+    return BAD_INPUT if isinstance(error, (BadInput, StoreError, *_OF_HYDRA)) else FAILED
 
 
-def sentence_of(error: Exception, known: Composer | None = None) -> str:
+def sentence_of(error: Exception, known: Callable[[], Composer] = lambda: composer((config_folder(),))) -> str:
     """One line: which setting, what is wrong with it, and what would do; `known` has the settings that the command could take."""
     for each in (error, error.__cause__):  # the cause of what Hydra made, such as a callback
         if isinstance(each, NumdevError):
             return str(each)
+    text = str(error)
+    first = (text.strip().splitlines() or [""])[0]
+    if not isinstance(error, _OF_HYDRA):
+        return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
     if isinstance(error, MissingConfigException):  # an option that a group does not have
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
         hint = one_of(option, error.options) if error.options else "there is no such file in the config folders"
         return str(BadInput(group or "configs", option, hint))
     if isinstance(error, OverrideParseException):
-        if error.override and error.override.startswith("plot="):
-            return str(BadInput("plot", error.override[6:-1], "give it as in x: problem.n, y: out.rmse, colour: precision"))
-        hint = "quote what is special to the shell"
-        return f"{error.override}: it cannot be read as setting=value ({error.message.splitlines()[0].rstrip('.')}); {hint}"
+        why = error.message.splitlines()[0].rstrip(".")
+        return f"{error.override}: it cannot be read as setting=value ({why}); quote what is special to the shell"
     if isinstance(error, YAMLError):
-        return f"configs: a file is no YAML; {' '.join(str(error).split())}"
+        return f"configs: a file is no YAML; {' '.join(text.split())}"
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    text, first = str(error), str(cause).splitlines()[0]
     if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
         part = re.search(r"Key '(\w+)' not in", str(cause))  # of a mapping, as in plot={z: rmse}
-        name = unknown[1] if part is None or unknown[1].endswith(part[1]) else f"{unknown[1]}.{part[1]}"
-        return _unknown(name, known or composer((config_folder(),)))
+        return _unknown(unknown[1] if part is None or unknown[1].endswith(part[1]) else f"{unknown[1]}.{part[1]}", known())
     if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
         return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
     if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
-        hint = f"a sweep needs -m, and a list brackets, {ambiguous[1]}=[{ambiguous[2]}]"
-        return str(BadInput(ambiguous[1], ambiguous[2], hint))
-    key = re.search(r"full_key: (\S+)", f"{cause}")
+        name, values = ambiguous.groups()
+        return str(BadInput(name, values, f"a sweep needs -m, and a list brackets, {name}=[{values}]"))
+    why, key = str(cause).splitlines()[0], re.search(r"full_key: (\S+)", str(cause))
     if isinstance(cause, InterpolationResolutionError):
-        return f"{key[1] if key else 'config'}: {first}; refer to a setting that there is"
-    hint = next((hint for words, hint in _TYPES.items() if words in first), first)
+        return f"{key[1] if key else 'config'}: {why}; refer to a setting that there is"
+    hint = next((hint for words, hint in _TYPES.items() if words in why), why)
     if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
         return str(BadInput(merging[1].lstrip("+"), merging[2], hint))
     if key:
@@ -155,9 +149,3 @@ def _unknown(name: str, known: Composer) -> str:
     names = [*known.choices, *([OPERATION] if known.own_operation else []), *known.known()]
     alike = [one for one in names if one.count(".") == name.count(".")]  # a group's name is not mistyped into one of its settings
     return f"{name}: there is no such setting; {one_of(name, alike if get_close_matches(name, alike) else names, most=12)}"
-
-
-def unforeseen(error: Exception) -> str:
-    """One line for an unexpected error."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"

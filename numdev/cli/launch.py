@@ -1,40 +1,182 @@
-"""Hands a command to Hydra, shows the table of a sweep, and derives the exit code from how its jobs ended."""
+"""From the arguments of a command to the jobs that Hydra runs, here or elsewhere, and to how all of them ended."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_search_path import SearchPathElement
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
 from hydra.errors import OverrideParseException
+from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, RunMode, TaskFunction
+from omegaconf import DictConfig, open_dict
 
-from numdev.cli.compose import Composer, composer, config_folder, make_importable, register
-from numdev.cli.exit_codes import FAILED, KNOWN, code_of, sentence_of, unforeseen, worst
-from numdev.cli.jobs import Job, NoFigure
+from numdev.cli import commands
+from numdev.cli.compose import Composer, composer, config_folder, make_importable, overrides_of, register
+from numdev.cli.exit_codes import Ended, code_of, sentence_of, worst
 from numdev.errors import BadInput
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 FLAGS = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m")
 FLAGS_WITH_VALUE = (
-    *(
-        "--cfg -c",
-        "--package -p",
-        "--config-path -cp",
-        "--config-name -cn",
-        "--config-dir -cd",
-        "--experimental-rerun",
-        "--info -i",
-    ),
+    *("--cfg -c", "--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd"),
+    *("--experimental-rerun", "--info -i"),
 )
+_FUNCTIONS = {"map": "error_map"}  # of the commands whose names Python has taken
+_KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
+
+
+@dataclass(frozen=True)
+class Job:
+    """Hydra's task.
+
+    Attributes:
+        command: its name, that of a function of `numdev.cli.commands` unless `_FUNCTIONS` names another.
+        arguments: those of the command, of all its jobs.
+        tracebacks: whether an error passes with its traceback.
+        process: that of the command. A job that runs in another one returns what it prints.
+        ended: how the jobs ended, by number, in the process of the command: `hydra.main` drops what they return.
+    """
+
+    command: str
+    arguments: tuple[str, ...] = ()
+    tracebacks: bool = False
+    process: int = field(default_factory=os.getpid)
+    ended: dict[int, Ended] = field(default_factory=dict)
+
+    def __call__(self, cfg: DictConfig) -> Ended:
+        """Run one job; an error ends it with a sentence, and the other jobs of a sweep continue."""
+        hydra, printed = HydraConfig.get(), io.StringIO()
+        elsewhere = os.getpid() != self.process
+        try:
+            with contextlib.redirect_stdout(printed) if elsewhere else contextlib.nullcontext():
+                commands.refuse_unknown(cfg, hydra.runtime.choices)
+                make_importable(hydra.runtime.config_sources)
+                ended: Ended = getattr(commands, _FUNCTIONS.get(self.command, self.command))(cfg, self)
+        except Exception as error:
+            if self.tracebacks or isinstance(error, BrokenPipeError):
+                raise
+            ended = Ended(code_of(error), sentence_of(error))
+        number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
+        ended = replace(ended, overrides=tuple(overrides_of(hydra)), number=number, printed=printed.getvalue())
+        self.ended[number] = ended
+        return ended
+
+
+class KeepReturned(Callback):
+    """Puts `Keeping` before the launcher of every sweep, whatever sweeper there is."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        with open_dict(config.hydra):
+            config.hydra.launcher = {"_target_": _KEEPING, "_recursive_": False, "launcher": config.hydra.launcher}
+
+
+class Keeping(Launcher):
+    """Wraps the launcher that the user chose: refuses a sweep that cannot be run, and keeps how the jobs ended."""
+
+    def __init__(self, launcher: DictConfig) -> None:
+        self.chosen = launcher
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        assert isinstance(task_function, Job)
+        _refuse(config)
+        with open_dict(config.hydra):
+            config.hydra.launcher = self.chosen
+        self.job, self.launcher = task_function, Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        for each in returned:
+            ended: Ended = each.return_value  # a traceback passes
+            self.job.ended[ended.number] = ended
+            print(ended.printed, end="")
+        return returned
+
+
+def _refuse(config: DictConfig) -> None:
+    """Raise BadInput before the first job of a sweep that the sweeper cannot run."""
+    sweeper = str(config.hydra.runtime.choices["hydra/sweeper"])
+    if sweeper != "basic":
+        if config.get("objective") is None:
+            hint = "it minimises a figure; name one, as in objective=out.max_difference, or objective=latency of numdev speed"
+            raise BadInput("hydra/sweeper", sweeper, hint)
+    else:
+        for override in OverridesParser.create().parse_overrides(overrides_of(config.hydra)):
+            if override.is_sweep_override() and not override.is_discrete_sweep():
+                hint = "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
+                raise BadInput(override.get_key_element(), str(override.input_line).partition("=")[2], hint)
+    if not config.get("dry_run"):
+        from numdev.results.files import refuse_unwritable
+
+        refuse_unwritable("results" if "results" in config else "out", Path(config.hydra.sweep.dir))
+
+
+def launch(command: str, arguments: list[str]) -> int:
+    """Run a command with Hydra's arguments; returns the exit code.
+
+    Hydra prints an error with its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So this function sets it and
+    prints one sentence for an error. If the user has set it, errors keep their tracebacks.
+    """
+    register()
+    tracebacks = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    job = Job(command, tuple(map(braced, arguments)), tracebacks)
+    try:
+        _run(job)
+    except Exception as error:
+        if tracebacks or isinstance(error, BrokenPipeError):
+            raise
+        print(sentence_of(error, lambda: _composer(job)), file=sys.stderr)
+        return code_of(error)
+    return worst(each.code for each in job.ended.values())
+
+
+def _run(job: Job) -> None:
+    """Run the jobs of a command; shows what they leave for its end, also where an error cuts it short."""
+    if (folder := parsed(job.arguments)[0].config_dir) is not None:
+        make_importable([SearchPathElement("command-line", folder)])  # callbacks, which Hydra makes first
+    try:
+        with tempfile.TemporaryDirectory() as scratch, process(ordered(job.command, job.arguments, scratch)):
+            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[job.command])(job)()
+    finally:
+        ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
+        if rows := [(each.overrides, each.row) for each in ended if each.row]:
+            from numdev.cli import show
+
+            show.sweep("dry_run" if plans else job.command, rows)
+        for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
+            own = [" ".join(each.overrides) for each in ended if each.sentence == sentence]
+            print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
+        if plans:
+            print(sum(plans[1:], plans[0]))
+
+
+def _composer(job: Job) -> Composer:
+    """The settings of the operation and the folders that the arguments name; those of numdev where these cannot be composed."""
+    known = parsed(job.arguments)[0]
+    folders = [config_folder(), *([Path(known.config_dir).resolve()] if known.config_dir else [])]
+    operations = [text.partition("=")[2].partition(",")[0] for text in known.overrides if text.startswith("operation=")]
+    own = composer(tuple(folders), known.config_name or CONFIGS[job.command], operations[-1] if operations else None)
+    try:
+        own.choices  # noqa: B018  it is composed here
+    except Exception:
+        return composer((config_folder(),))
+    return own
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -49,82 +191,14 @@ def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
 
 
 @contextlib.contextmanager
-def process(arguments: Sequence[str], **environment: str) -> Iterator[None]:
-    """Set the arguments of the process and some variables of its environment, which Hydra reads; both are put back at the end."""
-    argv, before = sys.argv, os.environ.copy()
-    sys.argv = [argv[0], *arguments]
-    os.environ.update(environment)
+def process(arguments: Sequence[str]) -> Iterator[None]:
+    """Give Hydra its arguments, and have it raise errors, as HYDRA_FULL_ERROR does; both are put back at the end."""
+    argv, before = sys.argv, os.environ.get("HYDRA_FULL_ERROR", "")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *arguments], "1"
     try:
         yield
     finally:
-        sys.argv = argv
-        for name in environment:
-            os.environ.pop(name)
-            os.environ.update({name: before[name]} if name in before else {})
-
-
-def launch(command: str, arguments: list[str]) -> int:
-    """Run a command with Hydra's arguments; returns the exit code.
-
-    Hydra prints an error with its own frames and exits with 1, unless HYDRA_FULL_ERROR is set. So this function sets it and
-    prints one sentence for an error. If the user has set it, errors keep their tracebacks.
-    """
-    register()
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        return _run(command, arguments, tracebacks=True)
-    try:
-        return _run(command, arguments)
-    except KNOWN as error:
-        print(sentence_of(error, _composer(command, arguments)), file=sys.stderr)
-        return code_of(error)
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        print(unforeseen(error), file=sys.stderr)
-        return FAILED
-
-
-def _folders(flags: Namespace) -> tuple[Path, ...]:
-    """The config folders of a command: that of numdev, and the user's own."""
-    return config_folder(), *((Path(flags.config_dir).resolve(),) if flags.config_dir else ())
-
-
-def _composer(command: str, arguments: list[str]) -> Composer | None:
-    """The settings of the operation and the folders that the arguments name; None where these cannot be composed."""
-    known = parsed(arguments)[0]
-    operations = [text.partition("=")[2].partition(",")[0] for text in known.overrides if text.startswith("operation=")]
-    own = composer(_folders(known), known.config_name or CONFIGS[command], operations[-1] if operations else None)
-    try:
-        own.choices  # noqa: B018  it is composed here
-    except (*KNOWN, OSError):
-        return None
-    return own
-
-
-def _run(command: str, arguments: list[str], *, tracebacks: bool = False) -> int:
-    arguments = [braced(text) for text in arguments]
-    job, own = Job(command, tuple(arguments), tracebacks), parsed(arguments)[0].config_dir
-    make_importable([SearchPathElement("command-line", own)] if own else [])  # callbacks, which Hydra makes first
-    with tempfile.TemporaryDirectory() as scratch:
-        try:
-            with process(ordered(command, arguments, scratch), HYDRA_FULL_ERROR="1"):
-                hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(job)()
-        except NoFigure as error:
-            print(f"the sweep ended early, since the sweeper needs a figure of each job; {error}", file=sys.stderr)
-            return worst(each.code for each in job.ended.values()) or FAILED
-        finally:
-            ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
-            if rows := [(each.overrides, each.row) for each in ended if each.row]:
-                from numdev.cli import show
-
-                show.sweep("dry_run" if plans else command, rows)
-            for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
-                own = [each.job for each in ended if each.sentence == sentence]
-                print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
-    if plans:
-        print(sum(plans[1:], plans[0]).sentence())
-        print("Nothing was measured or written.")
-    return worst(each.code for each in ended)
+        sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, before
 
 
 def braced(argument: str) -> str:
@@ -135,7 +209,7 @@ def braced(argument: str) -> str:
     return f"plot={{{value}}}" if name == "plot" and equals and not value.lstrip().startswith("{") else argument
 
 
-def ordered(command: str, arguments: list[str], scratch: str = ".") -> list[str]:
+def ordered(command: str, arguments: Sequence[str], scratch: str = ".") -> list[str]:
     """The arguments with overrides before flags, which Hydra's parser wants in one piece, and with the number of shards.
 
     A sweep over `shard` says by itself how many shards there are; `shards=` is added unless it is given. In a dry run the folder
@@ -147,25 +221,15 @@ def ordered(command: str, arguments: list[str], scratch: str = ".") -> list[str]
     known, unknown = parsed(arguments)
     if unknown:
         raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
-    flags = list(arguments)
+    flags, by_name = list(arguments), dict[str, Override]()
     for text in known.overrides:
         flags.remove(text)
     # `study` alone is a group of files to Hydra, and results outlive the files
     texts = [re.sub("^study=", "studies=", text) if command == "report" else text for text in known.overrides]
     try:
-        overrides = _by_name(command, OverridesParser.create().parse_overrides(texts))
+        overrides = OverridesParser.create().parse_overrides(texts)
     except OverrideParseException:
         return [*texts, *flags]  # Hydra reports the error
-    if (shard := overrides.get("shard")) is not None and shard.is_sweep_override() and "shards" not in overrides:
-        texts.append(f"shards={len(list(shard.sweep_iterator()))}")
-    if "dry_run" in overrides and overrides["dry_run"].value() is True:
-        texts.append(f"hydra.sweep.dir={scratch}")
-    return [*texts, *flags]
-
-
-def _by_name(command: str, overrides: Sequence[Override]) -> Mapping[str, Override]:
-    """The overrides by the setting that they name; BadInput where two name one."""
-    by_name: dict[str, Override] = {}
     for override in overrides:
         key = override.get_key_element().lstrip("+~")
         if key in by_name and not key.startswith("hydra"):
@@ -173,4 +237,8 @@ def _by_name(command: str, overrides: Sequence[Override]) -> Mapping[str, Overri
             both = "" if command == "report" else f", or -m {key}={one},{other} for both"
             raise BadInput(key, other, f"{key}={one} is given too; give one value{both}")
         by_name[key] = override
-    return by_name
+    if (shard := by_name.get("shard")) is not None and shard.is_sweep_override() and "shards" not in by_name:
+        texts.append(f"shards={len(list(shard.sweep_iterator()))}")
+    if "dry_run" in by_name and by_name["dry_run"].value() is True:
+        texts.append(f"hydra.sweep.dir={scratch}")
+    return [*texts, *flags]

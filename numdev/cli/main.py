@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Sequence
 
 from numdev.sources import package_version
@@ -55,9 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.exit(_dispatch(list(sys.argv[1:] if arguments is None else arguments)))
     except KeyboardInterrupt as error:
-        kept = getattr(error, "kept", None)
-        points = "" if kept is None else f" {kept} points kept,"
-        print(f"interrupted;{points} run the same command to continue", file=sys.stderr)
+        kept = f"{error}, " if str(error) else ""  # by a study
+        print(f"interrupted; {kept}run the same command to continue", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended
@@ -72,10 +72,15 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"numdev {package_version()}")
         return 0
-    if command in ("compare", "studies"):
-        from numdev.cli import tools
+    if command == "compare":
+        from numdev.cli import compare
 
-        return tools.run(command, rest)
+        return compare.run(rest)
+    if command == "studies":
+        from numdev.cli import commands
+
+        ArgumentParser("numdev studies", description="Prints the name and the title of every study.").parse_args(rest)
+        return commands.list_studies()
     if command in COMMANDS:
         from numdev.cli import launch
 

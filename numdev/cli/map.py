@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from numdev.cli import build, expand
-from numdev.cli.compose import Request, overrides_of
+from numdev.cli.compose import overrides_of
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
 from numdev.errors import BadInput, Unsupported, one_of
@@ -22,7 +22,7 @@ from numdev.results.record import Reference
 from numdev.settings import choice
 
 if TYPE_CHECKING:
-    from numdev.cli.jobs import Job
+    from numdev.cli.launch import Job
 
 _TITLE = 60  # characters beside the words at the right of the histogram
 _BESIDE = ("out=", "device=", "format=", "output=", "head=", "seed=")  # of what stands in the title anyway
@@ -37,11 +37,11 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     from numdev.report.document import map as document  # late: pandas and matplotlib
     from numdev.report.figures.elements import element_errors
 
-    hydra = HydraConfig.get()
+    hydra, out = HydraConfig.get(), Path(cfg.out)
     overrides, choices = overrides_of(hydra), hydra.runtime.choices
     subject, against = choice("subject", Subject, cfg.subject), choice("reference", Reference, cfg.reference)
     place = Place(cfg.output or "", cfg.head, cfg.seed, subject, against)
-    refuse_unwritable("out", Path(cfg.out))
+    refuse_unwritable("out", out)
     if cfg.format not in document.WRITERS:
         raise BadInput("format", cfg.format, one_of(cfg.format, document.WRITERS))
     if choices.get("study") is not None:
@@ -53,11 +53,9 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     request = replace(request, raw=request.raw | {"seeds": place.seed + 1})  # as many replicates as it takes
     measured, bench = build.point(request), build.runner(job.command, cfg)
     try:
-        operation = bench.kind.operation
-        head = head_of(operation, measured.problem, measured.variant, place, bench.device, measured.baseline)
+        head = head_of(bench.kind.operation, measured.problem, measured.variant, place, bench.device, measured.baseline)
     except Unsupported as error:
         return Ended(UNSUPPORTED, str(error))
-    out = Path(cfg.out)
     if hydra.mode is not RunMode.RUN:  # each job of a sweep has a folder
         out /= hydra.job.override_dirname.replace("/", "_") or "defaults"
     elements, reference = element_errors(head.x, head.reference, head.fmt), place.reference.value.replace("_", " ")
@@ -66,15 +64,11 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     title = f"{head.output}, {where}\n{textwrap.shorten(settings, _TITLE, placeholder=' ...')}"
     files = document.write_figures(elements, title, out, reference=reference)
     files = [*files, document.write_numbers(elements, cfg.format, out)]
-    first = f"{head.output} of {_words(request, place)}: {where}, {' x '.join(map(str, head.x.shape))} elements"
+    precision = f" precision={request.options['precision']}" if "precision" in request.options else ""
+    own = f"{build.kind_of(request)}{precision}"
+    if subject is Subject.BASELINE:
+        own = f"baseline={request.options.get('baseline', 'custom')}"
+    first = f"{head.output} of {own}: {where}, {' x '.join(map(str, head.x.shape))} elements"
     for line in (first, *document.summary(elements, reference), f"map: {out}: {', '.join(path.name for path in files)}"):
         output().print(line, markup=False, highlight=False, soft_wrap=True)
     return Ended()
-
-
-def _words(request: Request, place: Place) -> str:
-    """The point that is mapped, by its options."""
-    if place.subject is Subject.BASELINE:
-        return f"baseline={request.options.get('baseline', 'custom')}"
-    precision = request.options.get("precision")
-    return f"{build.kind_of(request)}{f' precision={precision}' if precision else ''}"

@@ -24,8 +24,8 @@ from numdev.cli import build, expand, launch, schema, show
 from numdev.cli.compose import OPERATION, Request, params_of, resolved, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
-from numdev.cli.jobs import Job
-from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
+from numdev.cli.launch import Job
+from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput
 from numdev.measurement.deviation import check_memory
@@ -58,7 +58,7 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     LOG.debug("%s: key %s, %s in %s", names.line, key, state, store.path)
     if record is None or not already:
         text = f"job {hydra.job.num + 1}" if in_sweep else ""
-        with Progress(1, ERRORS, live=has_own_terminal(), text=text) as bar:
+        with Progress(1, ERRORS, live=is_live(), text=text) as bar:
             where: Where = {"folder": store.work(key), "shared": store.shared}
             where |= {"on_replicate": bar.replicates, "within": bar.within}
             record = bench.measure(*point.parts, **where)
@@ -74,17 +74,16 @@ def run(cfg: DictConfig, job: Job) -> Ended:
 
 def _plan(cfg: DictConfig, bench: Runner, key: str, point: StudyPoint, names: PointNames) -> Ended:
     """What measuring the point would take."""
-    from numdev.cli import plan  # late: of a dry run alone
+    from numdev.cli.studies import Plan  # late: of a dry run alone
 
     if cfg.objective is not None:
         raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
     check_memory(point.problem, bench.device, bench.kind.operation.smaller)
-    own = plan.Plan.of([(key, point)], bench, Store(Path(cfg.results)), fresh=cfg.fresh)
+    own = Plan.of([(key, point)], bench, Store(Path(cfg.results)), fresh=cfg.fresh)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
-        return Ended(plan=own, row=own.row() | {"status": "measured already" if own.there else "to measure"})
+        return Ended(plan=own, row=own.row())
     output().print(names.line, style="bold", markup=False)
-    output().print(f"{own.sentence()}\nNothing was measured or written.", markup=False)
-    return Ended()
+    return Ended(plan=own)
 
 
 def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> None:

@@ -30,37 +30,27 @@ def output() -> Console:
     return console
 
 
-def has_own_terminal() -> bool | None:
-    """False where other jobs write to the same terminal at the same time, so that bars would overwrite each other; else None."""
+def is_live() -> bool:
+    """Whether there is a terminal for a bar, to which no other job of a sweep writes at the same time."""
     hydra = HydraConfig.get()
-    alone = hydra.mode is RunMode.RUN or str(hydra.launcher._target_).endswith(".BasicLauncher")
-    return None if alone else False
+    return ERRORS.is_terminal and (hydra.mode is RunMode.RUN or str(hydra.launcher._target_).endswith(".BasicLauncher"))
 
 
-class Progress:
+class Progress(RichProgress):
     """Points done of all points, elapsed time, time left, and what comes next, with the replicates that it has done.
 
     Attributes:
         done: points that are in the store, of all studies so far.
     """
 
-    def __init__(self, total: int, console: Console, *, live: bool | None = None, text: str = "") -> None:
-        self.done = 0
-        self._total, self._console, self._text, self._part = total, console, text, 0.0
-        self._start = self._last_time = time.monotonic()
-        self._last_line = -1 if total > 1 else 0  # a short point by itself prints no line
+    def __init__(self, total: int, console: Console, *, live: bool, text: str = "") -> None:
         point = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
         columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), point)
-        self._is_live = console.is_terminal if live is None else live
-        self.bar = RichProgress(*columns, console=console, transient=True, expand=True, disable=not self._is_live)
-        self._task = self.bar.add_task(text, total=total)
-
-    def __enter__(self) -> Progress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
+        super().__init__(*columns, console=console, transient=True, expand=True, disable=not live)
+        self.done, self._text, self._part = 0, text, 0.0
+        self._task, self._total = self.add_task(text, total=total), total
+        self._begin = self._last_time = time.monotonic()
+        self._last_line = -1 if total > 1 else 0  # a short point by itself prints no line
 
     def of(self, name: str, expected: int) -> Callable[[int, int, StudyPoint], None]:
         """The callback of one study, whose points come after those that are done."""
@@ -89,12 +79,10 @@ class Progress:
     def _show(self, text: str, *, at_once: bool = False) -> None:
         """Move the bar; without one print a line, unless at once only if the last is a minute old or a tenth is done."""
         done = self.done + self._part
-        self.bar.update(self._task, completed=done, total=self._total, description=text)
+        self.update(self._task, completed=done, total=self._total, description=text)
         now, line = time.monotonic(), self.done * _LINES // max(self._total, 1)
-        is_due = at_once or line != self._last_line or now - self._last_time >= _SECONDS
-        if self._is_live or not is_due:
-            return
-        self._last_line, self._last_time = line, now
-        elapsed = now - self._start
-        left = f", about {elapsed / done * (self._total - done):.0f} s left" if done else ""
-        self._console.print(f"{self.done}/{self._total} points, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)
+        if self.disable and (at_once or line != self._last_line or now - self._last_time >= _SECONDS):
+            self._last_line, self._last_time = line, now
+            elapsed = now - self._begin
+            left = f", about {elapsed / done * (self._total - done):.0f} s left" if done else ""
+            self.console.print(f"{self.done}/{self._total} points, {elapsed:.0f} s{left}  {text}".rstrip(), markup=False)

@@ -1,4 +1,4 @@
-"""Measures studies, in this process or in several, shows progress and a summary, or only what they would take.
+"""Measures studies, in this process or in several, or says only what they would take.
 
 Processes measure a study on a CPU, each with one thread of torch. One thread measures as fast beside busy neighbours as alone,
 and its sums have one order: the bits of a study do not depend on how many processes measure it.
@@ -16,17 +16,20 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig
+from rich.filesize import decimal
 
-from numdev.cli import plan, show
-from numdev.cli.exit_codes import Ended, Interrupted, code_of_study, worst
-from numdev.cli.progress import ERRORS, Progress, has_own_terminal, output
+from numdev.cli import show
+from numdev.cli.exit_codes import Ended, code_of_study, worst
+from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.errors import BadInput, NumdevError
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.runner import CACHE_BYTES, Runner
@@ -40,28 +43,84 @@ THREADS = "OMP_NUM_THREADS"
 _REPLICATES = 100  # from which on processes are worth their start
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What measuring some points would take.
+
+    Attributes:
+        points: all of them.
+        there: of these, those whose figures are stored.
+        replicates: of the others.
+        bytes: that the largest of the others needs; 0 where it is not known.
+        free: memory of the device.
+    """
+
+    points: int
+    there: int
+    replicates: int
+    bytes: int
+    free: int
+
+    @staticmethod
+    def of(points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, *, fresh: bool) -> Plan:
+        """The plan of points with their keys."""
+        left = [point for key, point in points if not point.refused and (fresh or stored(store, key) is None)]
+        needed = max((bench.kind.needed_bytes(point.problem, point.variant) for point in left), default=0)
+        there = len(points) - len(left) - sum(bool(point.refused) for _, point in points)
+        return Plan(len(points), there, sum(point.seeds for point in left), needed, available_bytes(bench.device))
+
+    def __add__(self, other: Plan) -> Plan:
+        bytes, free = max(self.bytes, other.bytes), min(self.free, other.free)
+        return Plan(self.points + other.points, self.there + other.there, self.replicates + other.replicates, bytes, free)
+
+    def row(self) -> dict[str, str]:
+        """As text by column, for the table of a sweep or of several studies."""
+        memory = (decimal(self.bytes) if self.bytes else "unknown") if self.replicates else ""
+        status = "to measure" if self.replicates else "measured already"
+        return {"points": str(self.points), "replicates": str(self.replicates), "memory": memory, "status": status}
+
+    def __str__(self) -> str:
+        text = f"{self.points} point{'s' * (self.points != 1)}, {self.there} measured already"
+        row, free = self.row(), decimal(self.free)
+        left = f"{row['replicates']} replicates to measure: {row['memory']} of the {free} that are free"
+        return f"{text}; {left if self.replicates else 'nothing is left to measure'}.\nNothing was measured or written."
+
+
+def dry_run(work: Work, cfg: DictConfig) -> Ended:
+    """What measuring studies would take: points that several share are counted once."""
+    store, plans, seen = Store(Path(cfg.results)), dict[str, Plan](), set[str]()
+    with _one_thread(work[0][1]):
+        for (study, bench), part in zip(work, _parts(work, store, cfg)[1], strict=True):
+            plans[study.name] = Plan.of([item for item in part.items() if item[0] not in seen], bench, store, fresh=cfg.fresh)
+            seen |= set(part)
+    if work[1:]:
+        show.sweep("dry_run", [([f"study={name}"], plan.row()) for name, plan in plans.items()])
+    first, *others = plans.values()
+    total = sum(others, first)
+    return Ended(plan=total, row=total.row() if HydraConfig.get().mode is RunMode.MULTIRUN else {})
+
+
 def run(work: Work, cfg: DictConfig) -> Ended:
     """Measure studies one after the other, each by its own runner, under one bar; every failure is listed at the end.
 
     Raises:
-        Interrupted: on Ctrl-C, with the number of points that are in the store.
+        KeyboardInterrupt: on Ctrl-C, with the number of points that are in the store.
     """
     store, shard, outcomes = Store(Path(cfg.results)), Shard(cfg.shard, cfg.shards), dict[str, Outcome]()
     with _one_thread(work[0][1]):
         keys, parts, count = _parts(work, store, cfg)
         pool = Workers(count, work, store) if count > 1 else None  # forked before the bar starts a thread
-        live = False if has_own_terminal() is False else None
-        with pool or nullcontext(), Progress(sum(map(len, parts)), ERRORS, live=live) as progress:
+        with pool or nullcontext(), Progress(sum(map(len, parts)), ERRORS, live=is_live()) as bar:
             try:
                 for place, (study, bench) in enumerate(work):
                     how: dict[str, Any] = {"fresh": cfg.fresh, "shard": shard, "keys": keys[place]}
-                    how["progress"] = progress.of(study.name, len(parts[place]))
+                    how["progress"] = bar.of(study.name, len(parts[place]))
                     if pool is None:
-                        how |= {"on_replicate": progress.replicates, "within": progress.within}
+                        how |= {"on_replicate": bar.replicates, "within": bar.within}
                     outcomes[study.name] = run_study(study, bench, store, **how) if pool is None else pool.run(place, **how)
-                    progress.point(sum(o.measured + o.skipped for o in outcomes.values()))
+                    bar.point(sum(o.measured + o.skipped for o in outcomes.values()))
             except KeyboardInterrupt:
-                raise Interrupted(progress.done) from None
+                raise KeyboardInterrupt(f"{bar.done} points kept") from None
     console = output()
     for name, done in outcomes.items():
         console.print(show.outcome(name, done))
@@ -71,19 +130,6 @@ def run(work: Work, cfg: DictConfig) -> Ended:
     if store.torn:
         console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
     return Ended(worst(code_of_study(done.statuses) for done in outcomes.values()))
-
-
-def dry_run(work: Work, cfg: DictConfig) -> Ended:
-    """Show what measuring studies would take, a row for each; measures and writes nothing."""
-    store, plans, seen = Store(Path(cfg.results)), dict[str, plan.Plan](), set[str]()
-    with _one_thread(work[0][1]):
-        _, parts, _ = _parts(work, store, cfg)
-        for (study, bench), part in zip(work, parts, strict=True):
-            left = [item for item in part.items() if item[0] not in seen]
-            plans[study.name] = plan.Plan.of(left, bench, store, fresh=cfg.fresh)
-            seen |= set(part)
-    plan.show(plans)
-    return Ended()
 
 
 def _parts(work: Work, store: Store, cfg: DictConfig) -> tuple[list[list[str]], list[dict[str, StudyPoint]], int]:
@@ -135,13 +181,12 @@ def processes(workers: int | None, bench: Runner, points: Sequence[StudyPoint], 
     if workers is not None and workers > 1 and not is_able:
         hint = f"they measure deviations, on a CPU under Linux, with one thread each; leave out workers, or {THREADS}"
         raise BadInput("workers", workers, hint)
-    if workers is None:
-        is_worth_it = is_able and is_alone and sum(point.seeds for point in points) >= _REPLICATES
-        workers = usable_cores() if is_worth_it else 1
-    if workers == 1:
+    is_worth_it = is_able and is_alone and sum(point.seeds for point in points) >= _REPLICATES
+    count = workers or (usable_cores() if is_worth_it else 1)
+    if count == 1:
         return 1
     sizes = [bench.kind.needed_bytes(point.problem, point.variant) or 1 for point in points if not point.refused]
-    return max(1, min(workers, len(points), available_bytes(bench.device) // max(sizes, default=1)))
+    return max(1, min(count, len(points), available_bytes(bench.device) // max(sizes, default=1)))
 
 
 _WORK: list[tuple[Study, Runner, Store]] = []

@@ -174,6 +174,7 @@ BAD = [
     (["study=fig99"], "study", "fig"),
     (["study=[fig3,fig4]"], "study", "-m study="),
     (["shard=1"], "shard", "study="),
+    (["objective=out.rsme"], "objective", "did you mean out.rmse"),
     (["out=o"], "out", "no such setting"),
     (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
     (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
@@ -265,7 +266,7 @@ class TestSweep:
         title, names, *lines = ran.out.splitlines()
         assert title.startswith("max_difference from golden")
         assert title.endswith("problem.n=32 problem.head_dim=8 seeds=1 device=cpu")
-        assert names.split() == ["precision", "tiling.bc", "variant", "baseline", "variant", "/", "baseline", "status"]
+        assert names.split() == ["precision", "tiling.bc", "variant", "baseline", "variant", "/", "baseline", "verdict", "status"]
         assert [tuple(line.split()[:2]) for line in lines] == [(p, bc) for p in ("bf16", "fp16") for bc in ("8", "16", "32")]
         assert len({line.index(" ok, ") for line in lines}) == 1, "columns are aligned"
         assert len(list(Store(Path("results")).records())) == 6

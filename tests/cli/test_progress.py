@@ -27,7 +27,7 @@ def printed(on: Console) -> list[str]:
 
 def test_lines_are_few_and_name_the_point() -> None:
     on = console(terminal=False)
-    with Progress(1000, on) as progress:
+    with Progress(1000, on, live=False) as progress:
         report = progress.of("toy", 1000)
         for done in range(1000):
             report(done, 1000, POINT)
@@ -45,7 +45,7 @@ def test_a_slow_point_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     on = console(terminal=False)
-    with Progress(1000, on) as progress:
+    with Progress(1000, on, live=False) as progress:
         report = progress.of("toy", 1000)
         for done in range(4):
             now[0] = 40.0 * done
@@ -58,7 +58,7 @@ def test_a_slow_point_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_studies_follow_one_another_and_correct_the_total() -> None:
     on = console(terminal=False)
-    with Progress(12, on) as progress:
+    with Progress(12, on, live=False) as progress:
         progress.of("first", 8)(7, 8, POINT)
         progress.point(8)
         progress.of("second", 4)(1, 3, POINT)
@@ -69,7 +69,7 @@ def test_studies_follow_one_another_and_correct_the_total() -> None:
 
 def test_a_terminal_gets_a_bar() -> None:
     on = console(terminal=True)
-    with Progress(4, on) as progress:
+    with Progress(4, on, live=True) as progress:
         progress.of("toy", 4)(2, 4, POINT)
     text = "\n".join(printed(on))
     assert "2/4" in text
@@ -78,20 +78,20 @@ def test_a_terminal_gets_a_bar() -> None:
 
 def test_the_replicates_of_a_studys_point_move_the_bar() -> None:
     on = console(terminal=True)
-    with Progress(2, on) as progress:
+    with Progress(2, on, live=True) as progress:
         progress.of("toy", 2)(0, 2, POINT)
         progress.replicates(3, 4)
-        assert (progress.bar.tasks[0].completed, progress.done) == (0.75, 0)
-        assert progress.bar.tasks[0].description.endswith("tiling.bc=16, replicate 3 of 4")
+        assert (progress.tasks[0].completed, progress.done) == (0.75, 0)
+        assert progress.tasks[0].description.endswith("tiling.bc=16, replicate 3 of 4")
         progress.within(10, 20, "replicate 0: loss 0.5, 3 steps/s")
-        assert progress.bar.tasks[0].description.endswith("3 steps/s, step 10 of 20")
+        assert progress.tasks[0].description.endswith("3 steps/s, step 10 of 20")
 
 
 def test_one_point_gets_lines_only_where_it_takes_long_or_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     on = console(terminal=False)
-    with Progress(1, on) as progress:
+    with Progress(1, on, live=False) as progress:
         progress.within(0, 100, "replicate 0: waits for another process, which trains it")
         for done in range(1, 11):
             now[0] = 25.0 * done

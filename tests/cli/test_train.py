@@ -119,8 +119,7 @@ class TestCommand:
     def test_one_point(self, numdev: Command) -> None:
         ran = numdev("train", *SMALL, "rung.ulp=1", "metrics=all")
         assert ran.code == 0, ran.err
-        assert "All weights of the rung against those of its reference" in ran.out
-        assert all(word in ran.out for word in ("max_difference", "Loss on held-out data", "s a step", "ok, 1 replicate"))
+        assert all(word in ran.out for word in ("same bits no", "held_out_loss", "seconds_per_step", "ok, 1 replicate"))
         again = numdev("train", *SMALL, "-m", "rung.ulp=1", "rung.repeat=0,1")
         assert again.code == 0
         lines = jobs(again.out)

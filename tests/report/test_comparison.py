@@ -342,12 +342,12 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ((), "numdev compare: '' cannot be used; give two folders"),
-            (("a",), "B: '' cannot be used; the second folder of results is missing: numdev compare a B"),
+            ((), "numdev compare: '' cannot be used; the following arguments are required: A, B"),
+            (("a",), "the following arguments are required: B; see --help"),
             (("a", "nowhere"), "B: 'nowhere' cannot be used; it holds no results"),
             (("a", "a", "study=fig9"), "study: 'fig9' cannot be used; a holds s"),
             (("a", "a", "metric=rsme"), "metric: 'rsme' cannot be used"),
-            (("a", "a", "tolerance=5%"), "tolerance: '5%' cannot be used"),
+            (("a", "a", "tolerance=5%"), "argument --tolerance: invalid float value: '5%'"),
             (("a", "a", "metrc=rmse"), "numdev compare: 'metrc=rmse' cannot be used; did you mean metric, or another of study"),
             (("a", "a", "--bogus"), "numdev compare: '--bogus' cannot be used"),
         ],

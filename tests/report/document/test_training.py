@@ -13,7 +13,7 @@ from rich.console import Console
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
-from numdev.cli import tools
+from numdev.cli import compare
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.context import Part, context
 from numdev.report.document.report import make_report, write_part
@@ -120,7 +120,7 @@ def test_one_document_has_every_figure_of_the_paper(toy_results: Store, tmp_path
 
 
 def test_a_comparison_of_training_runs_is_refused(made: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
-    assert tools.run("compare", [str(made[0] / "results")] * 2) == 2
+    assert compare.run([str(made[0] / "results")] * 2) == 2
     assert "compares weights of training runs, which numdev report shows" in capsys.readouterr().err
 
 

@@ -1,0 +1,118 @@
+"""`numdev compare`, which takes two folders and so no arguments of Hydra: settings as `name=value`, or as `--name value`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from numdev.errors import BadInput, NumdevError, StoreError, one_of
+
+_PURPOSE = """\
+Compares B, measured on another machine, version or kernel, with A. Points
+match by study, scenario and labels."""
+_RULES = """\
+A point is worse if B / A lies above the tolerance significantly: replicates are
+paired by seed where problem and baseline are the same, p is by Student's t on
+the logarithm of the ratio, adjusted by Holm's method for the number of
+comparisons, and has to be below 0.05. It is broken if A has a result and B
+none, or zeros, or more NaN and Inf. Both are regressions, and so is a point
+that B lacks. Points of equal bits are told apart and not tested. The change is
+unknown where there is one replicate alone, where problem, baseline or seeds
+differ, and where both sides hold NaN or Inf.
+
+Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv
+cannot be written; 5 if there is no regression and B has outputs that are NaN,
+Inf or zeros alone."""
+_SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
+    "study": ("", "one study, or several as NAME,NAME; else all"),
+    "metric": ("rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency of speed"),
+    "reference": ("golden", "golden, golden_same_inputs or baseline"),
+    "out": ("", "folder where compare.csv is written, with every comparison"),
+    "tolerance": (
+        1.0,
+        "ratio B / A up to which a change does not matter; latency needs one: a run's replicates share its conditions",
+    ),
+}
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(self.prog, "", f"{message}; see --help")
+
+
+def read(arguments: Sequence[str]) -> Namespace:
+    """The folders `a` and `b`, and the settings.
+
+    Raises:
+        BadInput: for an argument that the command does not take, and where one is missing.
+    """
+    form: Any = RawDescriptionHelpFormatter
+    parser = _Parser("numdev compare", None, _PURPOSE, _RULES, formatter_class=form, allow_abbrev=False)
+    for name in "ab":
+        parser.add_argument(name, metavar=name.upper(), help="a folder of results, as results= of other commands")
+    for name, (default, text) in _SETTINGS.items():
+        words = f"{text} (default: {default})" if default else text
+        parser.add_argument(f"--{name}", default=default, type=type(default), metavar="VALUE", help=words)
+    flags = [f"--{text}" if "=" in text and text.partition("=")[0] in _SETTINGS else text for text in arguments]
+    settings, unknown = parser.parse_known_intermixed_args(flags)
+    if unknown:
+        hint = one_of(unknown[0].lstrip("-").partition("=")[0], _SETTINGS)
+        raise BadInput(parser.prog, unknown[0], f"{hint}, or --help")
+    return settings
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code: that of `_RULES`, 2 for what the user can mend, 1 for every other failure.
+
+    Raises:
+        SystemExit: with 0, after `--help`.
+    """
+    try:
+        return _compare(read(arguments))
+    except NumdevError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, (BadInput, StoreError)) else 1
+
+
+def _compare(settings: Namespace) -> int:
+    from numdev.cli.exit_codes import BAD_OUTPUT, FAILED
+    from numdev.cli.progress import output
+    from numdev.report.comparison import REGRESSIONS, SIGNIFICANT, Criterion, compare, show, write
+    from numdev.report.document.tables import bad_outputs
+
+    criterion = Criterion(settings.metric, settings.reference, settings.tolerance)
+    studies = settings.study.strip("[]").split(",") if settings.study else None
+    a, b = _load("A", settings.a, studies), _load("B", settings.b, studies)
+    changes, console = compare(a, b, criterion), output()
+    for side, results in (("A", a), ("B", b)):
+        for note in (*filter(None, [bad_outputs(results)]), *results.notes):
+            console.print(f"note: {side}: {note}", markup=False)
+    show(changes, a, b, console)
+    if settings.out:
+        write(changes, Path(settings.out))
+        console.print(f"report: {settings.out}/compare.csv", markup=False)
+    count = int(changes["change"].isin(REGRESSIONS).sum())
+    tests = int(changes["p"].notna().sum())
+    judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
+    text = f"{count or 'no'} regression{'s' * (count > 1)} in {len(changes)} comparison{'s' * (len(changes) != 1)} ({judged})"
+    console.print(text, markup=False)
+    return FAILED if count else BAD_OUTPUT if bad_outputs(b) else 0
+
+
+def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
+    """One side's `Results`; what is wrong with them is said of A or B."""
+    from numdev.report.reading.frames import TRAINING, load
+    from numdev.results.store import Store
+
+    try:
+        results = load(Store(Path(folder)), studies)
+    except BadInput as error:
+        field, value = ("study", error.value) if error.field == "studies" else (side, folder)
+        raise BadInput(field, value, error.hint) from None
+    if trained := [name for name, manifest in results.manifests.items() if manifest["kind"] == TRAINING]:
+        hint = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="
+        raise BadInput(side, folder, hint)
+    return results

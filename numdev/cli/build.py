@@ -325,7 +325,7 @@ def refuse_objective(text: str | None, kind: Kind) -> None:
 
 
 def objective(text: str | None, record: Record) -> float | None:
-    """The figure of a point from golden that `text` names, the mean over its seeds; None where there is none, or it is not sound."""
+    """The figure from golden that `text` names, the mean over seeds; None where the point has none, or is not sound."""
     output, _, name = (text or "").rpartition(".")
     own = ("variant", "golden", output or record.outputs[0])
     rows = [row for row in record.rows if (row["subject"], row["reference"], row["output"]) == own] if text else []

@@ -14,7 +14,6 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 REFERENCE = ROOT / "reports" / "reference"
-_PRESETS = ROOT / "configs" / "presets.yaml"
 GROUPS = ("problem", "precision", "tiling", "softmax", "attention", "backward", "baseline", "task")
 
 
@@ -164,40 +163,15 @@ def commands() -> Iterator[str]:
 
 def options() -> Iterator[str]:
     """Every option of every group: its meaning, and the values that it sets."""
-    from numdev.attention.groups import preset, presets
+    from numdev.cli.compose import composer, config_folder, meanings
 
+    own = composer((config_folder(),))
     for group in GROUPS:
         yield from ("", f"### {group}", "", "| option | meaning | states |", "|---|---|---|")
-        files = {path.stem: path for path in (ROOT / "configs" / group).glob("*.yaml")}
-        shared, made = yaml.safe_load(_PRESETS.read_text()).get(group, {}), presets(group) | _said_of_presets(group)
-        for option in sorted({*files, *made}):
-            leaf = shared.get(option) or (preset(group, option) if option in made else yaml.safe_load(files[option].read_text()))
-            values = {key: value for key, value in (leaf or {}).items() if key != "preset"}
+        for option, meaning in sorted(meanings(group).items()):
+            values = {key: value for key, value in own.load(f"{group}/{option}").items() if key != "preset"}
             stated = ", ".join(f"`{key}={_stated(value)}`" for key, value in values.items() if _is_plain(key, value))
-            meaning = made[option] if option in made else _said(files[option])
             yield f"| `{group}={option}` | {cell(escaped(meaning))} | {cell(stated)} |"
-
-
-def _said_of_presets(group: str) -> dict[str, str]:
-    """The comment above each of the options of a group in `configs/presets.yaml`."""
-    meanings, above, here = dict[str, str](), list[str](), False
-    for line in _PRESETS.read_text().splitlines():
-        if not line.startswith(" "):
-            here = line == f"{group}:"
-        elif line.strip().startswith("#"):
-            above.append(line.strip().removeprefix("# "))
-        else:
-            meanings |= {line.strip().partition(":")[0]: " ".join(above)} if here else {}
-            above.clear()
-    return meanings
-
-
-def _said(path: Path) -> str:
-    """The comments of a file of options: those above it, then those behind its values."""
-    lines = path.read_text().splitlines()
-    above = [line.removeprefix("#").strip() for line in lines if line.startswith("#")]
-    behind = [line.partition("# ")[2].strip() for line in lines if not line.startswith("#")]
-    return " ".join(filter(None, above + behind))
 
 
 def _is_plain(key: str, value: object) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,7 @@ from omegaconf.errors import OmegaConfBaseException
 import numdev
 from numdev.attention.groups import preset
 from numdev.attention.groups import presets as presets_of_objects
+from numdev.attention.precision import FORMATS
 from numdev.cli import schema
 from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
@@ -76,6 +78,28 @@ def presets(group: str) -> list[str]:
     return [*_shared().get(group, ()), *presets_of_objects(group)]
 
 
+def meanings(group: str) -> dict[str, str]:
+    """The options of a group that ship with numdev: the comments above them in `configs/`, or the sentences of their objects."""
+    shared = re.search(rf"^{group}:\n((?: .*\n)*)", (config_folder() / "presets.yaml").read_text(), re.MULTILINE)
+    texts = {name: text for text, name in re.findall(r"((?: *#.*\n)+) *(\w+):", shared[1] if shared else "")}
+    for path in sorted((config_folder() / group).glob("*.yaml")):
+        texts[path.stem] = "".join(takewhile(lambda line: line.startswith("#"), path.open()))
+    comments = {name: " ".join(line.strip(" #") for line in text.splitlines()) for name, text in texts.items()}
+    return {name: " ".join(text.split()) for name, text in presets_of_objects(group).items()} | comments
+
+
+def explained(group: str) -> str:
+    """The help on the options of a group: each with its meaning, and the settings of its own object."""
+    lines, own = list[str](), Composer((config_folder(),))
+    for option, text in meanings(group).items():
+        leaf = own.leaf(group, option)
+        shown = {key: value for key, value in leaf.items() if "._" not in key and ".fmt." not in key and "${" not in str(value)}
+        settings = [f"{key}={written(value)}" for key, value in shown.items()] if len(shown) < len(leaf) else []
+        if group != "precision" or option.rpartition("_")[2] not in map(str, FORMATS):  # of which the help speaks at once
+            lines += schema.hanging(option, " ".join([text, *settings]))
+    return "\n  ".join(lines)
+
+
 class PresetSource(ConfigSource):
     """Options without a file of their own: `numdev://presets`, behind all folders."""
 
@@ -116,6 +140,7 @@ class PresetsLast(SearchPathPlugin):
 def register() -> None:
     """Make schemas and presets known to Hydra, in this process: other applications of Hydra have configs of their own."""
     schema.register()
+    OmegaConf.register_new_resolver("numdev.options", explained, replace=True)
     for plugin in (PresetSource, PresetsLast):
         Plugins.instance().register(plugin)
 

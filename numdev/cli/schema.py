@@ -15,7 +15,6 @@ from numdev.attention.groups import BACKWARD_DEFAULTS, BACKWARD_GROUPS, GROUPS
 from numdev.settings import Setting, declared, node_of, setting
 from numdev.training.rung import DEFAULTS as TRAINING_DEFAULTS
 from numdev.training.rung import GROUPS as TRAINING_GROUPS
-from numdev.training.rung import Reference
 
 _LABEL, _WIDTH = 30, 76  # columns of a setting with its default, and of both columns of the help
 
@@ -216,10 +215,6 @@ def nodes() -> set[str]:
     return {group for groups, _ in _OPERATIONS.values() for group in groups}
 
 
-_NODES = {"reference": "baseline"}
-"""Where an option with settings of its own stands that is explained like a group."""
-
-
 @cache
 def settings() -> dict[str, Setting]:
     """Every declared setting of the groups that have a schema, by its dotted name."""
@@ -257,16 +252,8 @@ def all_words() -> dict[str, tuple[str, str]]:
     return {name: known for name in (*_WORDS, *settings()) if (known := words(name)) != ("", "")}
 
 
-_OF_COMMANDS = {
-    "run": RunConfig,
-    "timed": TimedConfig,
-    "mapped": MappedConfig,
-    "reference": Reference,
-}
-
-
 def explained(group: str, *names: str) -> str:
-    """The help on the settings of a group or of one of `_OF_COMMANDS`: each with its default, unit and sentence.
+    """The help on the settings of a group, of a command or of every run: each with its default, unit and sentence.
 
     A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
     these are named, as a command states those whose defaults are its own.
@@ -274,18 +261,19 @@ def explained(group: str, *names: str) -> str:
     lines = []
     operation, _, group = group.rpartition("/")
     kinds, defaults = _OPERATIONS[operation or "attention"]
-    for one in declared({**kinds, **_OF_COMMANDS}[group]):
+    of_commands = {"run": RunConfig} | {command: own[0] for command, own in _COMMANDS.items()}
+    for one in declared({**kinds, **of_commands}[group]):
         if names and one.name not in names:
             continue
-        name = f"{_NODES.get(group, group)}.{one.name}" if group in kinds or group in _NODES else one.name
+        name = f"{group}.{one.name}" if group in kinds else one.name
         value = defaults.get(f"{group}.{one.name}", one.default)
         default = "null" if value is None else str(value).replace("${", "").replace("}", "")
         label = f"{name}={default.lower() if isinstance(value, bool) else default}"
-        lines += _hanging(label, f"{one.unit}: {one.text}" if one.unit else one.text)
+        lines += hanging(label, f"{one.unit}: {one.text}" if one.unit else one.text)
     return "\n  ".join(lines)
 
 
-def _hanging(label: str, text: str) -> list[str]:
+def hanging(label: str, text: str) -> list[str]:
     """A setting and its sentence in two columns, as wide as a terminal behind the indent of the help."""
     gap = " " * _LABEL
     first = f"{label:<{_LABEL}}" if len(label) + 2 <= _LABEL else gap

@@ -87,10 +87,10 @@ def _chapter(
 
 def _shipped_claims(study: str, fields: Mapping[str, Any], words: Words) -> Iterator[Claim]:
     """The claims that a study's file states; their figure is the study's unless they name one."""
-    statements = [ClaimStatement.read(one) for one in fields["claims"] if not isinstance(one, str)]
+    statements = [ClaimStatement.read(one) for one in fields.get("claims", ()) if not isinstance(one, str)]
     for name, own in named(study, tuple(statements)).items():
         if own is not None:
-            yield claim_of(name, replace(own, figure=own.figure or fields["figure"]), words)
+            yield claim_of(name, replace(own, figure=own.figure or fields.get("figure") or ""), words)
 
 
 def _is_there(function: str) -> bool:

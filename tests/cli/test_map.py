@@ -89,7 +89,6 @@ def test_a_kernel_without_its_device_is_unsupported(numdev: Command, monkeypatch
 def test_help_explains_every_setting(numdev: Command) -> None:
     ran = numdev("map", "--help")
     assert ran.code == 0
-    assert ran.out.count("numdev map") >= 7
     for one in declared(schema.MappedConfig):
         assert f"  {one.name}=" in ran.out
         assert one.text in " ".join(ran.out.split())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from numdev.arithmetic.quantise import MICROSCALED, Microscaled, Quantised, Scal
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
 from numdev.attention.emulation import baseline_for
-from numdev.attention.exact import Exact
-from numdev.attention.instrumented import Instrumented
 from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive
 from numdev.attention.precision import Precision
@@ -25,13 +22,9 @@ from numdev.attention.problem import Distribution, Kind, Problem, Shape, Tied
 from numdev.attention.softmax import EXPONENTIALS, FA4_COEFFICIENTS, Exponential, Maximum, Normalise, OnlineSoftmax
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
-from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom
-from numdev.attention.vendor.flex import Flex
-from numdev.attention.vendor.sdpa import Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
 from numdev.cli import build
-from numdev.cli.compose import composer, config_folder, make_importable, written
+from numdev.cli.compose import composer, config_folder, written
 from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import declared
@@ -40,8 +33,9 @@ COMPOSER = composer((config_folder(),))
 FUNCTION = "tests.cli.test_build:some_attention"
 FLASH_1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
 POLYNOMIAL, E4M3 = Exponential.polynomial((1.0, 0.7), 0.25), Cast.parse("e4m3fn")
-INT8 = Precision.int8().inputs
+INT8, INT4 = Precision.int8().inputs, Precision.parse("sage2_int4").inputs
 assert isinstance(INT8, Quantised)
+assert isinstance(INT4, Quantised)
 
 
 def some_attention(q: Any, k: Any, v: Any, mask: Mask, scale: float) -> Any:
@@ -85,6 +79,11 @@ MADE: list[tuple[str, str, Any]] = [
         Quantised(Cast.parse("int4"), Scale.BLOCK, values=Cast.parse("e4m3fn:saturate"), values_scale=Scale.CHANNEL),
     ),
     ("precision.inputs", "precision=fp8 precision.inputs=bf16", Cast(BF16)),
+    (
+        "precision.inputs",
+        "precision=sage2_int4 precision.quantise.smoothing=k precision.quantise.values_scale=none",
+        replace(INT4, smoothing=Smoothing.K, smoothing_block=None, values_scale=None),
+    ),
     ("precision.probabilities", "precision=kernel_bf16 precision.probabilities=mxfp4", MICROSCALED["mxfp4"]),
     *(("problem", f"problem={kind.value}", problem(Distribution(kind), 1024)) for kind in Kind),
     ("problem", "problem=captured", problem(Captured("minilm"), 256, 32)),
@@ -116,14 +115,6 @@ def test_settings_make_what_python_makes(node: str, settings: str, expected: Any
     assert made(node, {name: yaml.safe_load(value) for name, value in values}) == expected
 
 
-def test_every_implementation_is_made() -> None:
-    kinds = {"tiled": Tiled, "naive": Naive, "exact": Exact, "custom": Custom, "triton": Triton, "sdpa": Sdpa, "flex": Flex}
-    kinds |= {"instrumented": Instrumented, "vanilla": Vanilla}
-    for name in COMPOSER.options("attention"):
-        function = {"attention.function": FUNCTION} if name == "custom" else {}
-        assert type(made("variant", {"attention": name} | function)) is kinds[name]
-
-
 @pytest.mark.parametrize("group", ["problem", "attention", "baseline"])
 def test_what_an_option_has_of_its_own_is_declared_with_its_default(group: str) -> None:
     for option in COMPOSER.options(group):
@@ -146,12 +137,6 @@ def test_inputs_can_be_microscaled(name: str) -> None:
     for setting, hadamard in (("precision.inputs", False), ("precision.quantise.to", True)):
         inputs = made("precision.inputs", {"precision": "fp8", setting: name})
         assert (inputs.to, inputs.scale, inputs.hadamard) == (fmt, None, hadamard)
-
-
-def test_a_preset_s_smoothing_and_scale_of_v_can_be_taken_away() -> None:
-    layer = {"precision": "sage2_int4", "precision.quantise.smoothing": "k", "precision.quantise.values_scale": "none"}
-    inputs = made("precision.inputs", layer)
-    assert (inputs.smoothing, inputs.smoothing_block, inputs.values_scale) == (Smoothing.K, None, None)
 
 
 @pytest.mark.parametrize(
@@ -197,15 +182,6 @@ def test_what_cannot_be_used_names_its_setting_and_what_there_is(settings: dict[
 )
 def test_the_baseline_follows_the_variant(settings: dict[str, str], expected: Naive | None) -> None:
     assert build.point(COMPOSER.request(settings)).baseline == expected
-
-
-def test_custom_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "attention_of_mine.py").write_text("def all_of_v(q, k, v, mask, scale):\n    return v\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", ["/nowhere"])
-    make_importable([])
-    request = COMPOSER.request({"attention": "custom", "attention.function": "attention_of_mine:all_of_v"})
-    assert build.point(request).variant.format == BF16
 
 
 def test_a_point_carries_seeds_scenario_and_labels_and_changes_no_setting() -> None:

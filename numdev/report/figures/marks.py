@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from numdev.report.claims.evidence import per_replicate
-from numdev.report.figures.theme import BLACK, GREY, PAGE, PALE, SMALL
+from numdev.report.figures.theme import BLACK, GREY, PAGE, PALE, SMALL, note
 from numdev.report.reading.frames import is_broken
 from numdev.report.statistics import Interval, significant, typical
 
@@ -77,6 +77,8 @@ def line(axes: Axes, points: Sequence[tuple[float, Interval]], **look: Any) -> N
     if points:
         places, values = zip(*points, strict=True)
         axes.errorbar(places, [value.estimate for value in values], whiskers(*values), **look)
+        for x, value in points:
+            note(axes, x, value.estimate, f"{look.get('label', '')} at {short(x)}: {value.text()}".strip())
 
 
 def short(value: float) -> str:
@@ -198,8 +200,8 @@ def draw_rows(
             continue
         known.append(value)
         bars = [[value.estimate - lowest(value)], whiskers(value)[1]] if log else whiskers(value)
-        look_of = {"marker": "o", "label": dot.name or "_", **dot.look}
-        axes.errorbar(value.estimate, dot.row, xerr=bars, color=dot.shade, **look_of)
+        axes.errorbar(value.estimate, dot.row, xerr=bars, color=dot.shade, **{"marker": "o", **dot.look})
+        note(axes, value.estimate, dot.row, f"{', '.join(filter(None, (names[round(dot.row)], dot.name)))}: {value.text()}")
         if dot.text:
             axes.annotate(dot.text, (highest(value), dot.row), (5, 0), annotation_clip=False, **look)
     if log:
@@ -240,9 +242,9 @@ def grid(
     for place in range(len(titles), len(every)):
         every[place].remove()
         every[place - beside].tick_params(labelbottom=True)  # which an axis below had, where they share it
-    for axes, (title, note) in zip(every, titles, strict=False):
-        axes.set_title(textwrap.fill(title, 84 // beside), fontsize=SMALL, pad=12 if note else 4, **TITLE)
-        axes.annotate(note, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
+    for axes, (title, role) in zip(every, titles, strict=False):
+        axes.set_title(textwrap.fill(title, 84 // beside), fontsize=SMALL, pad=12 if role else 4, **TITLE)
+        axes.annotate(role, (0, 1), (0, 3), "axes fraction", "offset points", fontsize=SMALL, color=GREY)
     figure.supxlabel(textwrap.fill(text[0], int(14 * figure.get_figwidth())), fontsize=8)
     figure.supylabel(text[1], fontsize=8)
     return figure, every[: len(titles)]

@@ -277,6 +277,8 @@ def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure
     room = min(0.5, 0.13 * max(map(len, parts.values()))) if sketch.symbol else 0.0  # for exponents
     looks = dict(zip(lines, _looks(lines, selection, sketch.shades), strict=True))
     names = _names(list(lines), selection, words) if selection.lines else []
+    for look, name in zip(looks.values(), names, strict=False):
+        look["label"] = name
     texts = sketch.text[0] or words.axis(selection.x), sketch.text[1] or words.metric_axis(selection)
     across = min(len(facets), 2 if len(facets) == 4 else _ACROSS)
     down = math.ceil(len(facets) / across)
@@ -298,7 +300,7 @@ def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure
                 marks.corner(axes, sketch.exponent(rows), down=2 + 9 * place, color=looks[key]["color"])
     heading = "" if sketch.y else ", ".join(map(words.name, selection.colour))
     has_cross = not in_rows and any(map(_is_broken, every))
-    _legend(figure, dict(zip(names, looks.values(), strict=False)), heading, in_rows=in_rows, has_cross=has_cross)
+    _legend(figure, list(looks.values()) if names else [], heading, in_rows=in_rows, has_cross=has_cross)
     return figure
 
 
@@ -443,7 +445,7 @@ def _rows(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], n
             text = marks.scientific(one.estimate) if one is not None and count == 1 else ""
             absent = "NaN or Inf" if _is_broken(one) else "0"
             own = {"marker": look["marker"], "linestyle": ""}
-            dots.append(marks.Dot(places[x] + shift, one, look["color"], text, absent, own, "_".join(map(str, key))))
+            dots.append(marks.Dot(places[x] + shift, one, look["color"], text, absent, own, look.get("label", "")))
     marks.draw_rows(axes, list(names.values()), dots, at=scale.at, band=scale.band, log=scale.is_log)
     if not scale.is_log:
         axes.locator_params(axis="x", nbins=5)
@@ -453,9 +455,9 @@ def _rows(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], n
         axes.set_xlim(low, high * (high / low) ** (0.4 * (count == 1)))  # room for the values
 
 
-def _legend(figure: Figure, looks: Mapping[str, _Look], heading: str, *, in_rows: bool, has_cross: bool) -> None:
+def _legend(figure: Figure, looks: Sequence[_Look], heading: str, *, in_rows: bool, has_cross: bool) -> None:
     """The lines by name, above the panels, in as many columns as there is room for."""
-    keys = {name: marks.swatch("", **look | ({"linestyle": ""} if in_rows else {})) for name, look in looks.items()}
+    keys = {look["label"]: marks.swatch("", **look | ({"linestyle": ""} if in_rows else {})) for look in looks}
     if has_cross:
         keys["NaN or Inf"] = marks.swatch(GREY, "x", markersize=5)
     if keys:

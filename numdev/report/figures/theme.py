@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import wraps
 from html import escape
 from pathlib import Path
 from typing import Any, ParamSpec
+from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
-
-from numdev.report.statistics import significant
 
 _P = ParamSpec("_P")
 
@@ -100,89 +96,23 @@ def _saved(figure: Figure, kind: str, metadata: Any) -> bytes:
     return buffer.getvalue()
 
 
-_MOST = 200  # points of a line: what has more is a curve, whose single points say nothing
 _RADIUS = 4  # points around which a pointer meets a value
+_NOTES: WeakKeyDictionary[Axes, list[tuple[float, float, str]]] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True)
-class Value:
-    """A point of a figure: where it lies, in points from the left and from the top, and its value in words."""
-
-    x: float
-    y: float
-    text: str
+def note(axes: Axes, x: float, y: float, text: str) -> None:
+    """Keeps the value of a point in words, for the figure's SVG."""
+    _NOTES.setdefault(axes, []).append((x, y, text))
 
 
 def _circles(figure: Figure) -> str:
-    """An unseen circle around each point, which has its value for a title."""
-    circles = "\n".join(
-        f'<circle cx="{value.x:.1f}" cy="{value.y:.1f}" r="{_RADIUS}"><title>{escape(value.text, quote=False)}</title></circle>'
-        for value in values(figure)
-    )
-    return f'<g class="values" fill="none" pointer-events="all">\n{circles}\n</g>\n' if circles else ""
-
-
-def values(figure: Figure) -> list[Value]:
-    """Every marked point inside its axes, by the label of its line. The figure must be laid out."""
-    points = []
+    """An unseen circle around each point inside its axes, which has its value for a title. The figure must be laid out."""
+    circles = []
     for axes in figure.axes:
-        title = " ".join((axes.get_title("left") or axes.get_title()).split())
-        across = _namer(axes.xaxis, axes.get_xlabel() or figure.get_supxlabel())
-        up = _namer(axes.yaxis, axes.get_ylabel() or figure.get_supylabel())
-        for line, name, ends in _marked(axes):
-            for place, (x, y) in enumerate(np.asarray(line.get_xydata(), dtype=float)):
-                pixel = axes.transData.transform((x, y))
-                if not (np.isfinite(pixel).all() and axes.bbox.padded(1).contains(*pixel)):
-                    continue
-                words = filter(None, (title, "" if name.startswith("_") else name, across(x), up(y)))
-                text = "; ".join(words) + (ends[place] if place < len(ends) else "")
-                left, height = pixel[0] * 72 / figure.dpi, pixel[1] * 72 / figure.dpi
-                points.append(Value(float(left), float(figure.get_figheight() * 72 - height), text))
-    return points
-
-
-def _marked(axes: Axes) -> Iterator[tuple[Any, str, list[str]]]:
-    """Lines with markers, their labels, and in words the interval of each point."""
-    taken: set[int] = set()
-    for container in axes.containers:
-        if isinstance(container, ErrorbarContainer) and container.lines[0] is not None:
-            line, caps, bars = container.lines
-            taken |= {id(line), *map(id, caps)}  # the caps of intervals are markers too
-            ends = [_ends(one, container.has_yerr) for one in bars[0].get_segments()] if bars else []
-            yield line, str(container.get_label() or "_"), ends
-    for line in axes.lines:
-        marked = line.get_marker() not in ("None", "none", "", " ", None) and line.get_transform() == axes.transData
-        if marked and id(line) not in taken and len(np.asarray(line.get_xdata())) <= _MOST:
-            yield line, str(line.get_label()), []
-
-
-def _ends(segment: Any, upright: bool) -> str:
-    low, high = (float(end[1 if upright else 0]) for end in segment)
-    known = math.isfinite(low) and math.isfinite(high) and low != high
-    return f" ({significant(low, 3)} to {significant(high, 3)})" if known else ""
-
-
-def _namer(axis: Any, label: str) -> Callable[[float], str]:
-    """Words for a place on an axis: its label with the value, or with the name of its tick; an axis may count entries."""
-    texts = {
-        float(place): " ".join(text.get_text().split())
-        for place, text in zip(axis.get_majorticklocs(), axis.get_majorticklabels(), strict=False)
-    }
-    names = {place: text for place, text in texts.items() if text and "$" not in text and not _is_number(text)}
-    counts = len(names) == len(texts) and list(names) == list(range(len(names)))
-    head = f"{' '.join(label.replace('$', '').split())}: " if label else ""
-
-    def words(value: float) -> str:
-        near = min(names, key=lambda place: abs(place - value), default=math.inf)
-        is_named = abs(near - value) <= (0.5 if counts else 1e-9 * abs(value))
-        return head + (names[near] if is_named else significant(value, 3))
-
-    return words
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text.replace("\N{MINUS SIGN}", "-"))
-    except ValueError:
-        return False
-    return True
+        for x, y, text in _NOTES.get(axes, ()):
+            pixel = axes.transData.transform((x, y))
+            if np.isfinite(pixel).all() and axes.bbox.padded(1).contains(*pixel):
+                left, up = pixel * 72 / figure.dpi
+                place = f'cx="{left:.1f}" cy="{figure.get_figheight() * 72 - up:.1f}" r="{_RADIUS}"'
+                circles.append(f"<circle {place}><title>{escape(text, quote=False)}</title></circle>")
+    return "\n".join(['<g class="values" fill="none" pointer-events="all">', *circles, "</g>\n"]) if circles else ""

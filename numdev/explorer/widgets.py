@@ -14,7 +14,7 @@ from numdev.explorer.view import SHARED, Settings, View, measured
 from numdev.measurement.metrics import METRICS
 
 if TYPE_CHECKING:
-    from numdev.report.figures.elements import Axis
+    from numdev.report.figures.elements import Scale
 
 _SIDES = ("left", "right")
 _WIDTH = 720  # of the picture in pixels of a page; it has twice as many
@@ -55,7 +55,7 @@ class Explorer:
         # Settings without a widget are honoured all the same.
         self._both = {name: value for name, value in both.items() if name not in {**self.shared, **self.source}}
         self._own = {side: {k: v for k, v in own.items() if k not in self.sides[side]} for side, own in policies.items()}
-        self._axes: Axis | None = None
+        self._scale: Scale | None = None
         self._waits = False  # several widgets change, and one picture is drawn when all have
         self._parameters = widgets.VBox(list(self.source.values()))
         self.widget = self._laid_out()
@@ -96,18 +96,15 @@ class Explorer:
         self.draw()
 
     def _picture(self) -> bytes:
-        from numdev.report.figures.elements import Side, axes_for, picture
+        from numdev.report.figures.elements import Scale, Side, picture
 
         views = {name: self.view(name) for name in _SIDES}
         results = {name: measured(view, self.drawn.value) for name, view in views.items()}
         sides = {name: Side(views[name].title, one.out, one.golden, one.record.rows) for name, one in results.items()}
         fmt, metric = views["left"].variant.format, self.metric.value
-        axes = axes_for(tuple(sides.values()), metric, fmt)
-        if self._axes is None or not self.keep.value:
-            self._axes = axes
-        elif self._axes.metric != metric:
-            self._axes = self._axes.with_metric(axes)
-        return picture(sides["left"], sides["right"], metric, fmt, self._axes)
+        if self._scale is None or not self.keep.value:
+            self._scale = Scale.of(tuple(sides.values()), fmt)
+        return picture(sides["left"], sides["right"], metric, fmt, self._scale)
 
     def _changed(self, change: Any) -> None:
         """A widget has another value."""

@@ -20,7 +20,7 @@ from numdev.report.reading.frames import PLACE, RUN, SPEED, TRAINING, Results, R
 from numdev.report.reading.scenarios import LABEL, ROLE, ROLES, SCENARIO, TITLE
 from numdev.report.reading.view import numbered
 from numdev.report.studies.registry import words_of
-from numdev.report.studies.speed import crossovers, frame, of_attention
+from numdev.report.studies.speed import frame
 from numdev.results.files import write_atomically
 from numdev.results.record import Column, summary
 
@@ -36,7 +36,7 @@ def write_tables(results: Results, claims: Sequence[ClaimResult], out: Path, csv
     """Write the rows in Parquet, or as CSV with `csv`, and beside them other tables and the claims, as CSV and as a text.
 
     Every kind has points.csv, timings.csv, where alone times stand that differ from run to run, columns.md, the data dictionary,
-    and environment.json. Speed has speed.csv and crossover.csv in place of the rows and their summary.csv.
+    and environment.json. Speed has speed.csv in place of the rows and their summary.csv.
 
     Raises:
         StoreError: if a file cannot be written.
@@ -64,7 +64,6 @@ def _tables(results: Results, claims: Sequence[ClaimResult], ending: str) -> Ite
         rows = frame(results)
         own = [name for name in map(str, rows) if name not in points or name == "operation" or results.repeats(name)]
         yield "speed.csv", rows[own]
-        yield "crossover.csv", crossovers(of_attention(rows))
     else:
         chosen = ~results.primary.is_repeated() if kind == DEVIATION else None
         yield f"{'weights' if kind == TRAINING else 'results'}.{ending}", _written(results.primary, results, chosen)

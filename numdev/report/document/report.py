@@ -17,7 +17,7 @@ from numdev.report.document.figures import figure_of, write_figures
 from numdev.report.document.tables import bad_outputs, claims_table, failures, printed
 from numdev.report.reading.frames import SPEED, TRAINING, Results, load
 from numdev.report.studies.registry import claims_of
-from numdev.report.studies.speed import TABLES, frame, of_attention
+from numdev.report.studies.speed import frame, latest, of_attention
 from numdev.results.files import write_atomically
 from numdev.results.store import Store
 
@@ -112,8 +112,7 @@ def write_part(
         console.print(f"note: {text}", markup=False, highlight=False)
     tables = [printed(failures([results]), "Points without a full result")]
     if results.kind == SPEED:
-        rows = of_attention(frame(results))
-        tables += [printed(make(rows), title) for title, make in TABLES.items()]
+        tables.append(printed(latest(of_attention(frame(results))), "At the greatest length"))
     for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)

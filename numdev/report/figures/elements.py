@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.metrics import METRICS
-from numdev.report.figures.marks import TITLE, Dot, draw_rows, highest, lowest, page, replicates, swatch
+from numdev.report.figures.marks import TITLE, Dot, draw_rows, page, replicates, swatch
 from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png
 from numdev.report.reading.scenarios import compared
 from numdev.report.reading.wording import Wording
@@ -138,7 +138,6 @@ def _end_of(error: NDArray[np.float64]) -> float:
 _KEYS = {words: swatch(shade) for words, shade in _REFERENCES.values()}
 
 
-_NARROW = 3.0  # a metric whose values differ by less than this factor has a linear axis
 _SIZE = (PAGE, 5.3)
 # Margins in place of a layout engine, which would draw the figure twice: it is drawn anew at every change of a widget.
 _MARGINS = {"left": 0.135, "right": 0.89, "top": 0.95, "bottom": 0.085, "hspace": 0.62, "wspace": 0.1}
@@ -165,54 +164,28 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """The limits of the axes, so that another picture can have the same.
-
-    Colours end at `error_u`, histograms at `error_ulp`, their shares begin at `smallest`; the rest is of the last panel.
-    """
+class Scale:
+    """Where colours end, where histograms do, and where their shares begin, so that another picture can have the same."""
 
     error_u: float
     error_ulp: float
     smallest: float
-    metric: str
-    low: float
-    high: float
-    logarithmic: bool
 
-    def with_metric(self, other: Axis) -> Axis:
-        """A copy that has the metric of another picture, with its limits."""
-        return replace(self, metric=other.metric, low=other.low, high=other.high, logarithmic=other.logarithmic)
-
-
-def axes_for(sides: Sequence[Side], metric: str, fmt: Format) -> Axis:
-    """The axes that show what all sides have to show."""
-    tables = [side.errors(fmt) for side in sides]
-    u, ulp = (max(_end_of(errors[name].to_numpy()) for errors in tables) for name in ("error_u", "error_ulp"))
-    smallest = 0.5 / max(map(len, tables))
-    return Axis(
-        u, max(1.0, ulp), smallest, metric, *_span([one for side in sides for one in side.intervals(metric).values() if one])
-    )
+    @staticmethod
+    def of(sides: Sequence[Side], fmt: Format) -> Scale:
+        """That on which all sides can be seen."""
+        tables = [side.errors(fmt) for side in sides]
+        u, ulp = (max(_end_of(errors[name].to_numpy()) for errors in tables) for name in ("error_u", "error_ulp"))
+        return Scale(u, max(1.0, ulp), 0.5 / max(map(len, tables)))
 
 
-def _span(intervals: Sequence[Interval]) -> tuple[float, float, bool]:
-    """From where to where the axis of the metric goes, and whether it is better logarithmic."""
-    if not intervals:
-        return 0.0, 1.0, False
-    low, high = min(map(lowest, intervals)), max(map(highest, intervals))
-    if low > 0 and high > _NARROW * low:
-        return low / 1.3, high * 1.9, True
-    low = min(0.0, *(interval.low if math.isfinite(interval.low) else interval.estimate for interval in intervals))
-    margin = (max(0.0, high) - low) / 8 or 1.0
-    return low - margin if low < 0 else low, max(0.0, high) + margin, False
-
-
-def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis | None = None) -> Figure:
+def side_by_side(left: Side, right: Side, metric: str, fmt: Format, scale: Scale | None = None) -> Figure:
     """Maps above, histograms below them, and one metric of both over all replicates.
 
     Errors of both sides are in u and ulp of one format, so that the same place on an axis is the same error; those of the metric,
-    of `Deviation`, are of each side's own output. The axes may be those of another picture.
+    of `Deviation`, are of each side's own output. The scale may be that of another picture.
     """
-    axes = axes or axes_for((left, right), metric, fmt)
+    scale = scale or Scale.of((left, right), fmt)
     with styled():
         figure = Figure(figsize=_SIZE)
         spec = figure.add_gridspec(3, 2, height_ratios=(1.25, 1.1, 1.0), **_MARGINS)
@@ -220,12 +193,12 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
         for place, (where, side) in enumerate((("left", left), ("right", right))):
             errors = side.errors(fmt)
             above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
-            image: Any = _map(above, errors, axes.error_u)
+            image: Any = _map(above, errors, scale.error_u)
             above.set_title(side.title if len(side.title) <= 52 else f"{side.title[:51]}…", y=_TOP, **TITLE)
             above.set_xlabel("row of O")
             error = errors["error_ulp"].to_numpy()
-            _histogram(below, error, axes.error_ulp, axes.smallest)
-            below.set_title(_words_of(error, axes.error_ulp), loc="left", fontsize=7, color=GREY, y=_TOP)
+            _histogram(below, error, scale.error_ulp, scale.smallest)
+            below.set_title(_words_of(error, scale.error_ulp), loc="left", fontsize=7, color=GREY, y=_TOP)
             below.set_xlabel(f"error in ulp of {fmt.name}; grey: ± ½ ulp")
             below.locator_params(axis="x", nbins=5)
             for own, words in ((above, "column of O"), (below, "share of elements")):
@@ -242,17 +215,18 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, axes: Axis |
         bar = figure.add_axes((beside.x1 + 0.015, beside.y0, 0.012, beside.height))
         figure.colorbar(image, cax=bar, extend="both", label=f"error in u, {fmt.name}")
         last = figure.add_subplot(spec[2, :])
-        draw_rows(last, names, dots, log=axes.logarithmic)
-        last.set_xlim(axes.low, axes.high)
+        is_signed = any(dot.value is not None and dot.value.estimate < 0 for dot in dots)
+        draw_rows(last, names, dots, log=not is_signed)
         last.xaxis.set_minor_locator(NullLocator())
-        if not axes.logarithmic:
+        if is_signed:
             last.ticklabel_format(axis="x", scilimits=(-3, 4))
+            last.margins(x=0.15)
         last.axhline(len(_SUBJECTS) - 0.5, color=GREY, linewidth=0.5)
         last.set_xlabel(f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}")
         last.legend(_KEYS.values(), _KEYS, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     return figure
 
 
-def picture(left: Side, right: Side, metric: str, fmt: Format, axes: Axis) -> bytes:
+def picture(left: Side, right: Side, metric: str, fmt: Format, scale: Scale) -> bytes:
     """The figure as PNG."""
-    return to_png(side_by_side(left, right, metric, fmt, axes))
+    return to_png(side_by_side(left, right, metric, fmt, scale))

@@ -1,9 +1,9 @@
-"""The speed of attention: tables by shape, crossovers with vanilla attention, and figures of speed and memory over N."""
+"""The speed of attention: a table by shape, and figures of speed and memory over N."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -15,8 +15,7 @@ from numdev.report.reading.frames import COMPARISON, Results
 from numdev.report.statistics import significant
 from numdev.report.studies import TEXTS
 from numdev.report.studies.attention import LENGTH as N
-from numdev.report.studies.kernels import KERNEL, ROLE
-from numdev.results.manifest import EntryRole
+from numdev.report.studies.kernels import KERNEL
 
 NAME = "series"  # the column that says what is measured
 _NOT_HERE = {*COMPARISON, "max_index", *METRICS} - {"seed", "rmse", "max_difference", "max_u"}
@@ -67,87 +66,19 @@ def of_attention(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["operation"] == "attention"]
 
 
-def crossovers(rows: pd.DataFrame) -> pd.DataFrame:
-    """The number of keys from which a tiled algorithm is faster than vanilla attention, for each of them and each shape.
-
-    `crossover` is where the two lines cross between measured lengths, straight on log axes; the least measured length where
-    the tiled one is faster everywhere (`from_the_start`); NaN where it is not faster at the longest.
-    """
-    columns, lines = ["study", *SHAPE, NAME, "crossover", "from_the_start", "longest", "times_at_longest"], []
-    for place, group in _shapes(rows):
-        # The others are held against the control that the study declares, or else against vanilla attention.
-        declared = group[ROLE] == EntryRole.CONTROL.value if ROLE in group else pd.Series(data=False, index=group.index)
-        vanilla = _times(group[declared if bool(declared.any()) else group["attention"] == "vanilla"])
-        for name, own in group[group["algorithm"] == "tiled"].groupby(NAME, sort=False):
-            pairs = [(n, vanilla[n] / time) for n, time in _times(own).items() if n in vanilla]
-            lines += [place | {NAME: name} | _crossing(pairs)] if pairs else []
-    return pd.DataFrame(lines, columns=columns)
-
-
-def _shapes(rows: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """The rows of each study and shape; none of another operation, whose rows have no columns of shapes."""
-    if len(rows):
-        for place, group in rows.groupby(["study", *SHAPE], sort=False, dropna=False):
-            yield dict(zip(["study", *SHAPE], place, strict=True)), group
-
-
-def _times(rows: pd.DataFrame) -> dict[int, float]:
-    """The median latency over replicates at each number of keys, ascending."""
-    medians = rows.groupby(N, sort=True)["latency"].median()
-    return {int(str(n)): float(time) for n, time in medians.items()}
-
-
-def _crossing(pairs: Sequence[tuple[int, float]]) -> dict[str, Any]:
-    """Finds the crossover in pairs (N, speed-up) in ascending order of N."""
-    longest, times = pairs[-1]
-    at = {"longest": longest, "times_at_longest": times, "from_the_start": False}
-    slower = [i for i, (_, speedup) in enumerate(pairs) if speedup <= 1]
-    if not slower:
-        return at | {"crossover": float(pairs[0][0]), "from_the_start": True}
-    last = slower[-1]
-    if last == len(pairs) - 1:
-        return at | {"crossover": math.nan}
-    (n0, r0), (n1, r1) = pairs[last], pairs[last + 1]
-    share = -math.log(r0) / (math.log(r1) - math.log(r0))
-    return at | {"crossover": n0 * (n1 / n0) ** share}
-
-
-_PLACE = ("study", "shape", "N", "attention")
-
-
 def latest(rows: pd.DataFrame) -> pd.DataFrame:
     """Medians of speed, memory and deviation at the greatest length of each shape, of each attention, as text."""
     lines = []
-    for place, group in _shapes(rows):
+    for (study, *place), group in rows.groupby(["study", *SHAPE], sort=False, dropna=False) if len(rows) else ():
         n = group[N].max()
         for name, own in group[group[N] == n].groupby(NAME, sort=False):
             median = own[["latency", "tflops", "share", "peak_bytes", "rmse"]].median()
             figures = (f"{1e3 * median['latency']:.3g} ms", significant(median["tflops"], 3), f"{100 * median['share']:.0f} %")
-            where = (str(place["study"]), _titled(place), str(n), str(name))
-            lines.append((*where, *figures, _mebibytes(median["peak_bytes"]), significant(median["rmse"], 3)))
-    columns = (*_PLACE, "time", "TFLOP/s", "of matmul", "peak memory", "RMSE")
-    return pd.DataFrame(lines, columns=list(columns))
-
-
-def _mebibytes(value: float) -> str:
-    return "" if math.isnan(value) else f"{value / 2**20:.3g} MiB"
-
-
-def crossings(rows: pd.DataFrame) -> pd.DataFrame:
-    """`crossovers` as text."""
-    lines = []
-    for row in crossovers(rows).to_dict("records"):
-        where = "never" if math.isnan(row["crossover"]) else f"{row['crossover']:.0f}"
-        where = f"≤ {where}" if row["from_the_start"] else where
-        lines.append((row["study"], _titled(row), row[NAME], where, f"{row['times_at_longest']:.2f} times"))
-    return pd.DataFrame(lines, columns=["study", "shape", "attention", "crossover", "at the longest"])
-
-
-TABLES: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
-    "At the greatest length": latest,
-    "From which number of keys a tiled algorithm is faster than vanilla attention": crossings,
-}
-"""The tables that the report of speed prints, by title."""
+            memory = "" if math.isnan(median["peak_bytes"]) else f"{median['peak_bytes'] / 2**20:.3g} MiB"
+            where = (study, _titled(dict(zip(SHAPE, place, strict=True))), str(n), name)
+            lines.append((*where, *figures, memory, significant(median["rmse"], 3)))
+    columns = ["study", "shape", "N", "attention", "time", "TFLOP/s", "of matmul", "peak memory", "RMSE"]
+    return pd.DataFrame(lines, columns=columns)
 
 
 def throughput(rows: pd.DataFrame) -> Figure:

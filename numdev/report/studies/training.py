@@ -51,25 +51,8 @@ alone differs and the distance stays what it was; ten times as much cannot be it
 """
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How a run may differ from its reference.
-
-    Attributes:
-        words: of a legend.
-        shade: its colour.
-        setting: the field of a run that tells it from its reference.
-        usual: the value of that field where a record lacks it.
-    """
-
-    words: str
-    shade: str
-    setting: str = ""
-    usual: str = ""
-
-
-class Group(Difference, Enum):
-    """In what a run differs from its reference."""
+class Group(Enum):
+    """In what a run differs from its reference: words, colour, the field that tells it, and its value where a record lacks it."""
 
     SHAM = "the reference again (sham)", GREY
     FLASH = "flash attention", TILED, "attention.type", "VanillaBackward"
@@ -80,6 +63,9 @@ class Group(Difference, Enum):
     RESTART = "stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"
     PRECISION = "lower precision than FP32", CHANGE_COLOURS["precision"], "numerics"
     OTHER = "several of these", CHANGE_COLOURS["several"]
+
+    def __init__(self, words: str, shade: str, setting: str = "", usual: str = "") -> None:
+        self.words, self.shade, self.setting, self.usual = words, shade, setting, usual
 
 
 CONTROLS = (Group.ULP, Group.RANKS)

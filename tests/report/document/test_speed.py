@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from rich.console import Console
 
 from numdev.api import Bench
@@ -31,7 +29,7 @@ from numdev.report.document.report import make_report
 from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import SPEED, load
-from numdev.report.studies.speed import SPEED_FIGURES, crossovers, frame, shape_text
+from numdev.report.studies.speed import SPEED_FIGURES, frame, shape_text
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 from tests.toy_studies import toy
@@ -90,52 +88,14 @@ def test_the_report_is_whole(results: Path, tmp_path: Path) -> None:
     make_report(results, tmp_path, console=console, kind=SPEED)
     drawn = {f"figures/toy_{name}.{kind}" for name in SPEED_FIGURES for kind in ("png", "svg")}
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
-    tables = {f"{name}.csv" for name in ("speed", "crossover", "points", "timings", "claims")}
+    tables = {f"{name}.csv" for name in ("speed", "points", "timings", "claims")}
     assert files == {*tables, "claims.md", "columns.md", "environment.json"} | drawn
     failed = pd.read_csv(tmp_path / "points.csv").query("status != 'ok'")
     assert len(failed) == 4
     assert all("cudnn runs on CUDA devices" in reason for reason in failed["reason"])
-    for name in ("speed.csv", "crossover.csv", "points.csv"):
+    for name in ("speed.csv", "points.csv"):
         assert not [column for column in pd.read_csv(tmp_path / name).columns if meaning(column) is None]
     assert "attention.backend: cudnn" in console.export_text()
-
-
-def line(algorithm: str, series: str, times: dict[int, float]) -> pd.DataFrame:
-    shape: dict[str, Any] = {"study": "s", "scenario": "normal", "scenario.title": "normal inputs", "format": "bf16"}
-    shape |= {"problem.shape.head_dim": 64, "problem.mask.causal": False}
-    shape |= {"phase": "prefill", "problem.shape.heads": 4, "problem.shape.kv_heads": 2, "problem.mask.window": None}
-    common = shape | {"algorithm": algorithm, "attention": series, "series": series}
-    return pd.DataFrame([common | {"problem.shape.keys": n, "latency": t} for n, t in times.items()])
-
-
-@settings(max_examples=20)
-@given(st.floats(5.5, 11.5), st.floats(0.2, 0.9))
-def test_two_straight_lines_cross_where_they_cross(crossing: float, steepness: float) -> None:
-    """Vanilla as N^2, the other as N^(2 - s) and slower below 2^crossing: on log axes both are straight."""
-    lengths = [1 << i for i in range(5, 13)]
-    vanilla = {n: float(n) ** 2 for n in lengths}
-    tiled = {n: n ** (2 - steepness) * 2 ** (crossing * steepness) for n in lengths}
-    found = crossovers(pd.concat([line("vanilla", "vanilla", vanilla), line("tiled", "tiled", tiled)]))
-    assert len(found) == 1
-    assert found["crossover"][0] == pytest.approx(2**crossing, rel=1e-6)
-    assert not found["from_the_start"][0]
-    assert found["times_at_longest"][0] == pytest.approx(vanilla[4096] / tiled[4096])
-
-
-def test_faster_from_the_start_never_again_slower_and_beside_a_control() -> None:
-    vanilla = line("vanilla", "vanilla", {32: 1.0, 64: 1.0, 128: 1.0})
-    always = line("tiled", "always", {32: 0.5, 64: 0.5})
-    never = line("tiled", "never", {32: 2.0, 64: 0.5, 128: 1.5})
-    late = line("tiled", "late", {32: 0.5, 64: 2.0, 128: 0.5})
-    found = crossovers(pd.concat([vanilla, always, never, late])).set_index("series")
-    assert found["crossover"]["always"] == 32
-    assert found["from_the_start"]["always"]
-    assert found["longest"]["always"] == 64
-    assert math.isnan(found["crossover"]["never"])
-    assert found["crossover"]["late"] == pytest.approx(64 * math.sqrt(2))
-    control = line("vanilla", "whole", {32: 1.0, 64: 1.0}).assign(**{"role.kernel": "control"})  # which the study declares
-    others = pd.concat([line("vanilla", "vanilla", {32: 9.0, 64: 9.0}), always]).assign(**{"role.kernel": None})
-    assert crossovers(pd.concat([control, others]))["times_at_longest"].tolist() == [2.0]
 
 
 def test_every_line_lies_within_its_panel(results: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from numdev.arithmetic.formats import BF16
 from numdev.errors import BadInput
 from numdev.measurement.metrics import NONFINITE, Deviation
-from numdev.report.figures.elements import Axis, Side, element_errors, error_histogram, error_map, side_by_side
+from numdev.report.figures.elements import Scale, Side, element_errors, error_histogram, error_map, side_by_side
 from numdev.report.figures.theme import to_png
 from tests.report.printed import assert_inside
 
@@ -126,9 +126,8 @@ def test_both_sides_have_the_same_axes(sides: tuple[Side, Side]) -> None:
     assert left.images[0].get_clim() == right.images[0].get_clim()
     assert below.get_xlim() == beside.get_xlim()
     assert below.get_ylim() == beside.get_ylim()
-    kept = Axis(3.0, 5.0, 1e-3, "max_difference", 1e-4, 2.0, True)  # of another picture
-    left, below, *_, metric = panels(sides, axes=kept)
-    assert (left.images[0].get_clim(), below.get_xlim(), metric.get_xlim()) == ((-3.0, 3.0), (-5.0, 5.0), (1e-4, 2.0))
+    left, below, *_ = panels(sides, scale=Scale(3.0, 5.0, 1e-3))  # of another picture
+    assert (left.images[0].get_clim(), below.get_xlim(), below.get_ylim()) == ((-3.0, 3.0), (-5.0, 5.0), (1e-3, 1.0))
 
 
 def test_both_are_in_units_of_one_format(sides: tuple[Side, Side]) -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from numdev.report.reading.frames import flatten
-from numdev.results.manifest import Role, Scenario, manifest_of, plain, stored_point
-from numdev.results.record import Record, Status
-from numdev.results.store import Store
+from numdev.results.record import Record, Status, plain
+from numdev.results.store import Role, Scenario, Store, manifest_of, stored_point
 from numdev.training.weights import TABLES
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)

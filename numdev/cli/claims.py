@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 
 from numdev.errors import BadInput, one_of
 from numdev.results.claim import COLUMNS, ClaimKind, ClaimStatement
-from numdev.results.manifest import EntryRole
 from numdev.results.record import Reference
+from numdev.results.store import EntryRole
 from numdev.settings import choice, make
 
 Axes = Mapping[str, Sequence[Any]]  # the entries of each

@@ -32,7 +32,7 @@ _OF_A_REPORT = {"out": "a study ends with a report, one point with its figures; 
 def measure(cfg: DictConfig, job: Job) -> Ended:
     """One point, or the points of one study; `numdev speed` and `numdev train` add a report on the study."""
     from numdev.cli import point
-    from numdev.results.files import refuse_unwritable  # late: help does not need it
+    from numdev.results.store import refuse_unwritable  # late: help does not need it
 
     if cfg.study is None:
         _refuse(cfg, _OF_A_STUDY | (_OF_A_REPORT if "out" in cfg else {}))
@@ -71,7 +71,7 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
     """
     from numdev.cli import build, expand, studies
     from numdev.report.document.folder import refuse_other
-    from numdev.results.files import refuse_unwritable
+    from numdev.results.store import refuse_unwritable
 
     _refuse(cfg, _OF_A_POINT)
     refuse_unwritable("results", Path(cfg.results))

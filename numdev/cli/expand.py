@@ -45,7 +45,7 @@ from numdev.cli.compose import (
 )
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.claim import ClaimStatement
-from numdev.results.manifest import EntryRole, Role, Scenario
+from numdev.results.store import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice
 

@@ -122,7 +122,7 @@ def _refuse(config: DictConfig) -> None:
                 hint = "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
                 raise BadInput(override.get_key_element(), str(override.input_line).partition("=")[2], hint)
     if not config.get("dry_run"):
-        from numdev.results.files import refuse_unwritable
+        from numdev.results.store import refuse_unwritable
 
         refuse_unwritable("results" if "results" in config else "out", Path(config.hydra.sweep.dir))
 

@@ -30,9 +30,8 @@ from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput
 from numdev.measurement.deviation import check_memory
 from numdev.measurement.runner import Runner
-from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Record, Where
-from numdev.results.store import Store
+from numdev.results.store import Store, manifest_of, stored_point
 from numdev.results.study import DONE, StudyPoint
 from numdev.settings import choice
 

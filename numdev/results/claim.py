@@ -10,8 +10,7 @@ from string import Formatter
 from typing import Any
 
 from numdev.errors import BadInput
-from numdev.results.manifest import plain
-from numdev.results.record import Reference
+from numdev.results.record import Reference, plain
 from numdev.settings import make
 
 BASELINE = "baseline"
@@ -190,7 +189,7 @@ class ClaimStatement:
 
     @staticmethod
     def read(kept: Mapping[str, Any], where: str = "claim") -> ClaimStatement:
-        """The claim that a file or manifest has, see `numdev.results.manifest.plain`."""
+        """The claim that a file or manifest has, see `numdev.results.record.plain`."""
         known = ClaimStatement.__dataclass_fields__  # a manifest of another version may have others
         return make(ClaimStatement, {name: value for name, value in kept.items() if name in known and value is not None}, where)
 

@@ -65,6 +65,12 @@ def _described_fields(value: Any) -> Iterator[tuple[str, Any]]:
         yield each.name, describe(float(item) if is_whole else item)
 
 
+def plain(value: object) -> dict[str, Any]:
+    """The fields of a scenario or claim, as a manifest keeps them."""
+    described: dict[str, Any] = describe(value)
+    return {name: value for name, value in described.items() if name != "type"}
+
+
 def key_of(config: Mapping[str, Any], environment: Mapping[str, str]) -> str:
     """The point's key: a hash of its canonical configuration, of the sources that computed it and of the environment.
 
@@ -183,12 +189,9 @@ class Record:
         return [dict(zip(names, group, strict=True)) | asdict(summary(values)) for group, values in groups.items()]
 
     def _cells(self) -> Iterator[tuple[str, ...]]:
-        chief = [column.name for column in self.primary if column.use is Use.CHIEF]
-        if not chief:  # as many figures as fit no line: one line each, a column per replicate
-            shown = [column.name for column in self.primary if column.use is Use.FIGURE or column.name == "seed"]
-            for name in shown:
-                yield name, *(f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for row in self.rows)
-            return
+        """A line for each place, with the means of the chief figures."""
+        figures = [own for own in self.primary if own.use is Use.FIGURE and isinstance(self.rows[0].get(own.name), (int, float))]
+        chief = [own.name for own in [own for own in self.primary if own.use is Use.CHIEF] or figures[:5]]
         by_metric = [self.summaries(name) for name in chief]
         places = [name for name in by_metric[0][0] if name not in Summary.__dataclass_fields__]
         yield *places, *(name.replace("_", " ") for name in chief)

@@ -1,20 +1,143 @@
-"""Results on disk: one file per point, written so that a kill, a full disk or a second writer loses nothing."""
+"""Results on disk: one file per point, written so that a kill, a full disk or a second writer loses nothing; and manifests.
+
+A manifest says which points belong to a study, to a sweep or to single points, under which scenarios and claims.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from numdev.results.files import write_atomically
-from numdev.results.record import Record, Rows
+from numdev.errors import StoreError
+from numdev.results.record import Record, Rows, plain
 
 LONG = 1000  # rows from which a table is kept apart
 _MOST_COMMANDS = 4  # of a sweep, that are named in one line
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` or nothing: temporary file, fsync, rename, fsync of the folder.
+
+    Two writers of one path each leave a whole file; the last rename stands.
+
+    Raises:
+        StoreError: if the disk is full or the folder cannot be written; the temporary file is removed.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        hint = "free some space" if error.errno == errno.ENOSPC else "check that the folder exists and may be written"
+        raise StoreError(f"results: {path} could not be written ({error.strerror}); {hint}, then run again") from error
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    with suppress(OSError):  # not every file system lets a folder be opened
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def refuse_unwritable(setting: str, folder: Path) -> None:
+    """Find out that nothing can be written into a folder, which need not be there; leaves nothing behind.
+
+    Raises:
+        StoreError: naming the setting that states the folder.
+    """
+    nearest = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    try:
+        tempfile.TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise StoreError(f"{setting}: {nearest} cannot be written ({error.strerror}); give another folder") from error
+
+
+class EntryRole(Enum):
+    """Role of an entry of an axis in the claims that compare the entries."""
+
+    SUBJECT = "subject"  # what the claims speak of
+    EXPECTED = "expected"  # what the claims say the subjects are like
+    CONTROL = "control"  # what the subjects have to differ from for the comparison to mean anything
+    ASIDE = "aside"  # measured beside the others and not judged
+
+
+class Role(Enum):
+    """Role of a scenario for the source of a study's claims."""
+
+    PAPER = "paper"  # the source states these circumstances
+    ASSUMED = "assumed"  # the source leaves them open, and they are our assumption about it
+    BEYOND = "beyond"  # where else we look
+    CONTROL = "control"  # what the others are held against
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Circumstances under which a study repeats its question."""
+
+    name: str  # in the study's file
+    title: str  # what they are, for a reader: "uniform inputs, every step in F, FlashAttention-1"
+    role: Role = Role.BEYOND
+    stands_for: str = ""  # the row of the source's table that this scenario repeats, where the claim is on a table
+
+
+def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
+    """The scenarios of a stored study, by name.
+
+    A study whose points the command line changed is not what its source describes: all its scenarios lie beyond that, and
+    their titles say what was changed.
+    """
+    scenarios = [Scenario(**own | {"role": Role(own["role"])}) for own in manifest["scenarios"]]
+    if manifest["overrides"]:
+        text = f", with overrides: {' '.join(manifest['overrides'])}"
+        scenarios = [replace(own, title=f"{own.title}{text}", role=Role.BEYOND) for own in scenarios]
+    return {own.name: own for own in scenarios}
+
+
+def stored_point(key: str, labels: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+    """A point of a manifest: the key of its record, its labels, and of these facts those that are not as in a plain study.
+
+    `labels` are the values of what was swept, or of a single point everything that the user gave. `scenario` and `roles` are as
+    those of `numdev.results.study.StudyPoint`; `number` is that of the job of a sweep, `command` its command line; `explicit`
+    names everything that the user gave, that all points of the sweep have alike too; `composed` has every setting of the point
+    by the name of the command line, also those that nobody gave.
+    """
+    plain_study = {"scenario": "default", "roles": {}, "number": 0, "command": "", "explicit": list(labels), "composed": {}}
+    return {"key": key, "labels": dict(labels)} | plain_study | facts
+
+
+def manifest_of(name: str, kind: str, title: str, points: Sequence[Mapping[str, Any]] = (), **parts: Any) -> dict[str, Any]:
+    """A manifest: the name of a study or sweep, its kind of measurement, its title, each `stored_point`, and of its parts some.
+
+    These are the fields of `numdev.results.study.Study`, and `stated_claims`, the claims of its file by name; `settings`, unit
+    and meaning of the settings of the records by column; `swept`, the names of what a sweep from the command line swept, none
+    for single points, None for a study. A store adds the points of a sweep one by one.
+    """
+    empty: dict[str, Any] = {"question": "", "command": "", "overrides": [], "figure": None, "more": [], "plot": None}
+    empty |= {"claims": [], "stated_claims": {}, "scenarios": [plain(Scenario("default", ""))]}
+    empty |= {"settings": {}, "words": {}, "swept": None}
+    return {"name": name, "kind": kind, "title": title} | empty | parts | {"points": list(points)}
+
+
+def is_old(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is of a numdev whose manifests had another form, so that its points cannot be read."""
+    return not {"scenarios", "overrides", "kind", "swept"} <= manifest.keys()
 
 
 @dataclass
@@ -79,11 +202,11 @@ class Store:
         return self.path / "runs"
 
     def put_study(self, name: str, manifest: Mapping[str, Any]) -> None:
-        """Write which points a study has, with their scenarios and labels (`numdev.results.manifest.manifest_of`)."""
+        """Write which points a study has, with their scenarios and labels (`manifest_of`)."""
         write_atomically(self._manifest(name), json.dumps(manifest, indent=1).encode())
 
     def put_point(self, manifest: Mapping[str, Any], point: Mapping[str, Any]) -> None:
-        """Write a point of a sweep (`numdev.results.manifest.stored_point`), and its manifest, which has no points."""
+        """Write a point of a sweep (`stored_point`), and its manifest, which has no points."""
         name, head = manifest["name"], json.dumps(manifest, indent=1).encode()
         if not self._manifest(name).is_file() or self._manifest(name).read_bytes() != head:
             write_atomically(self._manifest(name), head)
@@ -105,14 +228,8 @@ class Store:
         manifest = self._json(self._manifest(name))
         if manifest is None or manifest.get("swept") is None:
             return manifest
-        alike: dict[str, Any] = {}  # settings that points share are one object: 100,000 copies take more than a gigabyte
-        points = []
-        for path in sorted((self.path / "studies" / name).glob("*.json")):
-            if (point := self._json(path)) is not None:
-                composed = {setting: value for setting, value in point["composed"].items() if setting not in point["labels"]}
-                command, explicit = point["command"], point["explicit"]
-                shared = {"command": command, "explicit": explicit, "composed": composed}
-                points.append(point | alike.setdefault(json.dumps(shared), shared))
+        paths = sorted((self.path / "studies" / name).glob("*.json"))
+        points = [point for path in paths if (point := self._json(path)) is not None]
         if not points:
             return None
         points.sort(key=lambda point: int(point["number"]))
@@ -174,5 +291,5 @@ def pack(name: str, rows: Rows) -> bytes:
     if any(list(row) != columns for row in rows):
         raise ValueError(f"table {name}: every row of a long table needs the same columns, {', '.join(columns)}")
     buffer = io.BytesIO()
-    parquet.write_table(pa.table({column: [row[column] for row in rows] for column in columns}), buffer, compression="zstd")
+    parquet.write_table(pa.Table.from_pylist(rows), buffer, compression="zstd")
     return buffer.getvalue()

@@ -9,9 +9,8 @@ from typing import Any, Unpack
 
 from numdev.errors import BadInput
 from numdev.results.claim import ClaimStatement, named
-from numdev.results.manifest import EntryRole, Scenario, manifest_of, plain, stored_point
-from numdev.results.record import BAD_OUTPUT, Column, Status, Where, describe
-from numdev.results.store import Store
+from numdev.results.record import BAD_OUTPUT, Column, Status, Where, describe, plain
+from numdev.results.store import EntryRole, Scenario, Store, manifest_of, stored_point
 
 DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does not measure again
 

@@ -28,8 +28,7 @@ from numdev.cli import build
 from numdev.cli.compose import composer, config_folder
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
-from numdev.results.manifest import EntryRole
-from numdev.results.store import Store
+from numdev.results.store import EntryRole, Store
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import declared
 from tests.cli.test_cli import Command, numdev

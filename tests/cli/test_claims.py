@@ -11,8 +11,7 @@ from numdev.cli.compose import composer, config_folder, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
 from numdev.results.claim import BASELINE, ClaimKind, ClaimStatement
-from numdev.results.manifest import plain
-from numdev.results.record import Reference
+from numdev.results.record import Reference, plain
 from numdev.results.study import Study
 
 AXES: dict[str, list[Any]] = {"problem.n": [64, 128], "step": ["none", "scores"], "flag": [True, False]}

@@ -17,7 +17,7 @@ from numdev.cli.expand import Expander
 from numdev.errors import BadInput
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
-from numdev.results.manifest import EntryRole, Role, Scenario
+from numdev.results.store import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
 from numdev.training.rung import Rung
 from numdev.training.weights import WeightsOverTraining

@@ -30,9 +30,8 @@ from numdev.report.comparison import COLUMNS, COMPARABLE, Criterion, compare, sh
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.statistics import Floats, holm, ratio
-from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Column, Record, Status
-from numdev.results.store import Store
+from numdev.results.store import Store, manifest_of, stored_point
 from numdev.results.study import Study, StudyPoint, run
 from tests.cli.test_cli import Command, numdev
 

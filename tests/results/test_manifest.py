@@ -9,8 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.results.manifest import manifest_of, stored_point
-from numdev.results.store import Store
+from numdev.results.store import Store, manifest_of, stored_point
 
 NAMES = ("problem.n", "tiling.bc", "precision", "seeds")
 VALUES = st.sampled_from([1, True, 1.0, None, "1", "a", [1], "", 0, False])
@@ -47,14 +46,6 @@ def test_a_manifest_has_of_every_setting_what_its_point_had(points: list[tuple[d
         for name in NAMES:
             expected = labels.get(name, composed.get(name))
             assert typed(stored["labels"].get(name, stored["composed"].get(name))) == typed(expected)
-
-
-def test_settings_that_points_share_are_one_object(tmp_path: Path) -> None:
-    composed = {f"setting.{i}": f"value {i}" for i in range(50)}
-    manifest = store_of(tmp_path, [({"problem.n": n}, composed | {"problem.n": n}) for n in range(20)]).study("s")
-    assert manifest is not None
-    assert len({id(point["composed"]) for point in manifest["points"]}) == 1
-    assert manifest["points"][0]["composed"] == composed
 
 
 def test_a_torn_point_is_noted_and_the_command_is_of_all(tmp_path: Path) -> None:

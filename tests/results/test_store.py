@@ -6,14 +6,12 @@ import math
 import multiprocessing
 import os
 import stat
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from numdev.errors import StoreError
-from numdev.results.files import write_atomically
 from numdev.results.record import Column, Record, Status, Use
 from numdev.results.store import LONG, Store
 
@@ -145,17 +143,6 @@ class TestFullDisk:
         assert files(tmp_path) == before
         monkeypatch.undo()
         assert [result.seconds for result in store.records()] == [1.0]
-
-    def test_after_a_part_of_the_data(self, tmp_path: Path) -> None:
-        def parts() -> Iterator[bytes]:
-            yield b"one"
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        write_atomically(tmp_path / "a", [b"one", b"two"])
-        with pytest.raises(StoreError, match="free some space"):
-            write_atomically(tmp_path / "a", parts())
-        assert files(tmp_path) == ["a"]
-        assert (tmp_path / "a").read_bytes() == b"onetwo"
 
     def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
         (tmp_path / "results").write_text("a file")

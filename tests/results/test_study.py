@@ -28,9 +28,8 @@ from numdev.errors import BadInput, StoreError, Unsupported
 from numdev.measurement import runner
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Point, Runner
-from numdev.results.manifest import Role, Scenario, scenarios_of
 from numdev.results.record import Column, Record, Status, Use
-from numdev.results.store import Store
+from numdev.results.store import Role, Scenario, Store, scenarios_of
 from numdev.results.study import Shard, Study, StudyPoint, keys_of, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)

@@ -41,8 +41,8 @@ from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, compared
 from numdev.report.reading.wording import PLAIN, Wording, Words
 from numdev.report.statistics import Interval, mean, ratio, sign_test, significant, slope, typical
 from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Labels
-from numdev.results.manifest import EntryRole
 from numdev.results.record import Reference
+from numdev.results.store import EntryRole
 
 DEVIATION, EVERY = "max_difference", "rmse"
 _LEAST_U = 2**10 * FP64.u  # golden's own error is a thousandth of what is measured

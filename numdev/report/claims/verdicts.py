@@ -33,7 +33,7 @@ from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import by_role, is_sources, of, shown_first
 from numdev.report.reading.wording import PLAIN, Words, generality
 from numdev.report.statistics import Interval, holm, largest_share
-from numdev.results.manifest import Role, Scenario
+from numdev.results.store import Role, Scenario
 
 ALPHA = 0.05
 TREND = 0.1

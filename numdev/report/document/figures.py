@@ -18,7 +18,7 @@ from numdev.report.reading.scenarios import LABEL
 from numdev.report.reading.view import of_comparison, tidy
 from numdev.report.studies.registry import FIGURES, own_plot, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
-from numdev.results.files import write_atomically
+from numdev.results.store import write_atomically
 
 
 @dataclass(frozen=True)

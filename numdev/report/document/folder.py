@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from numdev.errors import BadInput, StoreError
-from numdev.results.files import refuse_unwritable, write_atomically
+from numdev.results.store import refuse_unwritable, write_atomically
 
 MANIFEST = "report.json"
 _OLDER = ("environment.json", "columns.md")  # of every report, also of one without a manifest

@@ -14,7 +14,7 @@ from numdev.report.document.export import to_csv
 from numdev.report.figures.elements import COLUMN, ROW, error_histogram, error_map
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.statistics import significant
-from numdev.results.files import write_atomically
+from numdev.results.store import write_atomically
 
 _NUMBERS = ("reference", "error", "error_u", "error_ulp")
 _MAP = "Errors of one head by row and column, in u max |{reference}|, blue below zero and red above, a ring at the largest."

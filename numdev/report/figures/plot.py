@@ -30,7 +30,7 @@ from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, ROLES, SCENARI
 from numdev.report.reading.view import OF_A_COMPARISON, Shown, View, column_of, is_numeric, of_shadow, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
 from numdev.report.statistics import Interval, significant, slope
-from numdev.results.manifest import Role
+from numdev.results.store import Role
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.measurement.speed import derived
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
-from numdev.results.manifest import Scenario, is_old, scenarios_of
 from numdev.results.record import Column, Record, Use
-from numdev.results.store import Store
+from numdev.results.store import Scenario, Store, is_old, scenarios_of
 
 PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pandas as pd
 
-from numdev.results.manifest import Role, Scenario
+from numdev.results.store import Role, Scenario
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
 LABEL = "label."  # before the name of an axis: the point's place on it

@@ -30,7 +30,7 @@ from numdev.report.figures.theme import FP32_INSIDE, TILED
 from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output
-from numdev.results.manifest import EntryRole
+from numdev.results.store import EntryRole
 
 GRADIENTS = ("dq", "dk", "dv")
 _STEP, _ROLE = f"{LABEL}step", f"{ENTRY_ROLE}step"

@@ -16,7 +16,7 @@ from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR
 from numdev.report.statistics import Interval, ratio, significant
 from numdev.report.studies import TEXTS
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output
-from numdev.results.manifest import EntryRole
+from numdev.results.store import EntryRole
 
 KERNEL, ROLE = f"{LABEL}kernel", f"{ENTRY_ROLE}kernel"
 

@@ -38,7 +38,7 @@ from numdev.report.reading.frames import RUN, WHOLE, Results
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, TITLE, of, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant, slope
 from numdev.report.studies import operation_words
-from numdev.results.manifest import EntryRole
+from numdev.results.store import EntryRole
 
 WASSERSTEIN, LARGEST, SIZE = "wasserstein", "max_difference", "relative_frobenius"
 METRICS = {WASSERSTEIN: "Wasserstein distance", LARGEST: "max difference", SIZE: "relative Frobenius norm"}

@@ -15,8 +15,7 @@ from numdev.report.claims.verdicts import ClaimResult, Finding, Verdict, note
 from numdev.report.reading.frames import Results, Rows, load
 from numdev.report.studies.kernels import FA3_RMSE
 from numdev.report.studies.registry import CHAPTERS
-from numdev.results.manifest import Role, Scenario
-from numdev.results.store import Store
+from numdev.results.store import Role, Scenario, Store
 
 FORWARD = [one for one in CHAPTERS if one.operation == "attention" and one.study != "attribution_forward"]
 CLAIMS = {claim.name: claim for chapter in FORWARD for claim in chapter.claims}  # for the others see test_backward.py

@@ -11,8 +11,7 @@ import pytest
 from numdev.report.claims.evidence import claim_of
 from numdev.report.claims.verdicts import Finding, Verdict
 from numdev.results.claim import ClaimKind, ClaimStatement
-from numdev.results.manifest import plain
-from numdev.results.record import Reference
+from numdev.results.record import Reference, plain
 from tests.report.claims.test_claims import SEEDS, replicates, table
 
 HOLDS, FAILS, UNDECIDED, NOT_MEASURED = Verdict.HOLDS, Verdict.FAILS, Verdict.UNDECIDED, Verdict.NOT_MEASURED

@@ -13,7 +13,7 @@ from numdev.errors import BadInput
 from numdev.report.figures.plot import plot_of
 from numdev.report.reading.frames import Results, _Table
 from numdev.report.reading.view import of_comparison, shown, tidy, view_of
-from numdev.results.manifest import manifest_of
+from numdev.results.store import manifest_of
 
 COMPARISONS = [
     (subject, output, reference)

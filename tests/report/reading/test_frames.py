@@ -17,9 +17,8 @@ from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
 from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
 from numdev.report.reading.scenarios import LABEL, formats, is_sources, ordered
-from numdev.results.manifest import manifest_of, stored_point
 from numdev.results.record import Column, Record, Status
-from numdev.results.store import Store
+from numdev.results.store import Store, manifest_of, stored_point
 from numdev.results.study import Shard, run
 from tests.toy_studies import TILES, toy
 

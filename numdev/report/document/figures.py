@@ -15,7 +15,7 @@ from numdev.report.figures.plot import NEEDED, POINTS, Plot, default_of, plot_of
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import SPEED, TRAINING, Results, is_own
 from numdev.report.reading.scenarios import LABEL
-from numdev.report.reading.view import of_comparison, tidy
+from numdev.report.reading.view import tidy
 from numdev.report.studies.registry import FIGURES, own_plot, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
 from numdev.results.store import write_atomically
@@ -65,7 +65,7 @@ def figure_of(results: Results, plot: Mapping[str, Any]) -> Picture:
     Raises:
         BadInput: for a name that they do not have.
     """
-    rows = of_comparison(results, plot)
+    rows = tidy(results)
     return Picture(plot_of(rows, plot), rows)
 
 
@@ -145,7 +145,7 @@ def usual(results: Results, study: str) -> Picture:
         BadInput: if the rows do not have what the study describes, or those of a kind of the user's own differ in nothing.
     """
     manifest = results.manifests[study]
-    rows = of_comparison(results, manifest.get("plot") or {}, study)
+    rows = tidy(results, results.primary.where(study=study))
     plot = own_plot(manifest, rows)
     if plot is None and (results.kind == SPEED or is_own([manifest])):
         plot = plot_of(rows, {})

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from numdev.measurement.deviation import COLUMNS as DEVIATION
 from numdev.measurement.deviation import DIRECTIONS
 from numdev.measurement.deviation import KIND as DEVIATION_KIND
@@ -95,31 +93,3 @@ def dictionary(tables: Mapping[str, Iterable[str]], known: Mapping[str, Column] 
             unit, text = meaning(column, known) or ("", "")
             lines.append(f"| `{column}` | {unit} | {text.replace('|', chr(92) + '|')} |")
     return "\n".join(lines) + "\n"
-
-
-_KEYS, _QUERIES = "problem.shape.keys", "problem.shape.queries"
-_GROUPS = {
-    "operation": ("operation",),
-    "precision": ("variant.precision.name",),
-    "forward_precision": ("variant.forward.precision.name",),
-    "problem": ("problem.source.kind", "problem.source.type"),
-    "attention": ("variant.kind", "variant.type"),
-    "backward": ("variant.kind", "variant.type"),
-}
-"""The columns that name the option of a group: the second, a class, where the first is missing."""
-
-
-def configured(name: str, points: pd.DataFrame) -> pd.Series[Any] | None:
-    """The values of a setting, named as on the command line, in the records of some points; None where they do not have it.
-
-    `problem.n` is the number of keys where there are as many queries.
-    """
-    if name == "problem.n" and {_KEYS, _QUERIES} <= set(points):
-        return points[_KEYS].where(points[_KEYS] == points[_QUERIES])
-    group, _, own = name.partition(".")
-    places = [f"problem.{part}{own}" for part in ("", "shape.", "mask.", "source.")] if group == "problem" else []
-    group = group.replace("forward_precision", "forward.precision")
-    columns = [points[one] for one in _GROUPS.get(name, (f"variant.{group}.{own}", *places)) if one in points]
-    if not columns:
-        return None
-    return columns[0] if own else columns[0].fillna(columns[-1]).astype("string").str.lower()

@@ -7,8 +7,7 @@ figure does not show: it is split by the fewest further columns.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,9 @@ from numdev.errors import BadInput, one_of
 from numdev.measurement.metrics import NONFINITE
 from numdev.measurement.speed import FOLLOWING, MEASURED
 from numdev.report.reading import frames
-from numdev.report.reading.columns import configured, meaning, settings
+from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, places_of
 from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE
-from numdev.results.record import Column
 from numdev.results.store import Store
 
 WORDS, UNITS, CHIEF, FACTS, LABELS, PLACES = "words", "units", "chief", "facts", "labels", "places"
@@ -39,8 +37,6 @@ _OF_A_CALL = {**MEASURED, **FOLLOWING}
 _NO_METRIC = ("seed", "environment", "seconds", "seeds", "replicates")
 _MOST_NAMED = 16  # names that an error lists
 _Codes = NDArray[np.int64]
-_SHORT = 40  # characters of a word for a setting
-_INPUTS = ("source.kind", "source.type")
 
 
 @dataclass(frozen=True)
@@ -128,47 +124,16 @@ def parsed(plot: Mapping[str, Any]) -> dict[str, Any]:
     return part
 
 
-def names_in(plot: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The names that tell the marks of a figure apart, each with its key in `plot`."""
-    for key, value in parsed(plot).items():
-        if key in ("x", *_SEVERAL):
-            yield from ((key, name) for name in ((value,) if isinstance(value, str) else value))
-
-
-def of_comparison(results: Results, plot: Mapping[str, Any], study: str = "") -> pd.DataFrame:
-    """The tidy table from which a view of a study, or of all results, is chosen and drawn: `plot` is what somebody states of it.
-
-    Of deviations these are the rows of the one comparison that `numdev.report.reading.view.shown` keeps, a tenth of all; they are
-    all where the view spreads comparisons out, or where a point has no row in that one.
-    """
-    rows = results.primary
-    every = rows.where(study=study) if study else np.ones(len(rows), dtype=np.bool_)
-    names = [name for _, name in names_in(plot)]
-    chosen = every
-    if not is_own(results.manifests.values()) and not any(name in rows.own or f"{LABEL}{name}" in rows.own for name in names):
-        part = parsed(plot)
-        y, (output, _, metric) = part.get("y", ""), part.get("y", "").partition(".")
-        of_output = metric in rows and "output" in rows.own and (rows.own["output"] == output).any()
-        values: dict[str, Any] = OF_A_COMPARISON | ({"reference": part["reference"]} if "reference" in part else {})
-        values |= {"output": output} if of_output else {PRIMARY: True}
-        if of_output or not y or y in rows:
-            chosen = every & rows.where(**{name: value for name, value in values.items() if name in rows.own})
-    measured, kept = (np.unique(rows.point[mask]) for mask in (every, chosen))
-    return tidy(results, chosen if len(kept) == len(measured) else every, more=names)
-
-
-def tidy(
-    results: Results, chosen: NDArray[np.bool_] | None = None, names: Sequence[str] | None = None, more: Iterable[str] = ()
-) -> pd.DataFrame:
+def tidy(results: Results, chosen: NDArray[np.bool_] | None = None, names: Sequence[str] | None = None) -> pd.DataFrame:
     """The rows of some results with the labels of all their points, and with the words for its columns in `attrs`.
 
-    A column `label.<name>` has what any point states of a setting; of a point that states nothing, the value that it had.
+    A column `label.<name>` has what any point states of a setting; of a point of a sweep that states nothing, the value that it
+    was composed of.
 
     Args:
         results: of one kind or several.
         chosen: which rows, all unless given.
         names: the other columns, all unless given.
-        more: settings, by their names on the command line, that have such a column though no point states them.
     """
     rows = results.primary
     table = rows.frame(chosen, names).reset_index(drop=True)
@@ -176,16 +141,16 @@ def tidy(
     points = rows.points.iloc[places]
     listed = {study: results.manifests[study]["points"] for study in points["study"].unique()}
     labels_of = {study: list(dict.fromkeys(name for one in own for name in one["explicit"])) for study, own in listed.items()}
-    more = (name for name in more if name not in table and f"{LABEL}{name}" not in table)
-    names_of = dict.fromkeys([*(name for own in labels_of.values() for name in own), *more])
-    labels = {f"{LABEL}{name}": _label(results, points, name).take(place).reset_index(drop=True) for name in names_of}
+    values = {(study, one["key"]): one["composed"] | one["labels"] for study, own in listed.items() for one in own}
+    of_points = [values[at] for at in zip(points["study"], points["key"], strict=True)]
+    labels = {
+        f"{LABEL}{name}": column_of_values([own.get(name) for own in of_points]).take(place).reset_index(drop=True)
+        for name in dict.fromkeys(name for own in labels_of.values() for name in own)
+    }
     at = max((i for i, name in enumerate(table) if str(name).startswith(LABEL)), default=len(table.columns) - 1) + 1
     order = [*table.columns[:at], *(name for name in labels if name not in table), *table.columns[at:]]
     table = pd.DataFrame({name: labels[name] if name in labels else table[name] for name in order}, table.index, copy=False)
     words = {name: tuple(word) for one in results.manifests.values() for name, word in one.get(WORDS, {}).items()}
-    known = settings(results.manifests.values())
-    differ = (known[name] for name in map(str, table) if name in known and table[name].nunique() > 1)
-    words |= {one.name: (word, one.unit) for one in differ if one.name not in words and (word := _word(one, words))}
     units = {name: of[0] for name in results.columns if (of := meaning(name, results.columns)) and of[0]}
     table.attrs = {WORDS: words, UNITS: units, LABELS: labels_of, PLACES: places_of(results.columns, table), FACTS: results.facts}
     if is_own(results.manifests.values()) and (chief := figures_of(results.columns, table)):
@@ -207,29 +172,6 @@ def of_shadow(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return table
 
 
-def _word(setting: Column, words: Mapping[str, Sequence[str]]) -> str:
-    """Of a variant the word for the setting of the command line, or its name; else the first words of its sentence."""
-    part, _, own = setting.name.partition(".")
-    if part == "variant":
-        return words.get(own, ("",))[0] or own
-    start = "inputs" if own in _INPUTS else re.split(r"[;:]", setting.meaning)[0]
-    return start if len(start) <= _SHORT else ""
-
-
-def _label(results: Results, points: pd.DataFrame, name: str) -> pd.Series[Any]:
-    """A setting of some points: what each states, else what it was composed of, or what its record has."""
-    of_point = {
-        (study, point["key"]): point["labels"].get(name, point["composed"].get(name))
-        for study in points["study"].unique()
-        for point in results.manifests[study]["points"]
-    }
-    values = [of_point.get(place) for place in zip(points["study"], points["key"], strict=True)]
-    if None in values and (known := configured(name, points)) is not None:
-        had = known.astype(object).where(known.notna(), None)
-        values = [one if value is None else value for value, one in zip(values, had, strict=True)]
-    return column_of_values(values)
-
-
 def view_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> View:
     """The view that `plot` states, with what it leaves open chosen as `usual` does.
 
@@ -237,7 +179,8 @@ def view_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> 
         BadInput: for a name that the table does not have.
     """
     part = parsed(plot)
-    columns = [column_of(frame, name, f"plot.{key}") for key, name in names_in(plot)]
+    named = {key: (part[key],) if key == "x" else part[key] for key in ("x", *_SEVERAL) if key in part}
+    columns = [column_of(frame, name, f"plot.{key}") for key, names in named.items() for name in names]
     if "y" in part:
         metric_of(frame, part["y"])
     base = usual(frame, usual_y, without=columns, x=part.get("x"))

@@ -39,8 +39,11 @@ def cell(text: str) -> str:
 
 @lru_cache(maxsize=1)
 def studies() -> dict[str, dict[str, Any]]:
-    """Every study's file, by name."""
-    return {path.stem: yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs" / "study").glob("*.yaml"))}
+    """The fields of every study, by name."""
+    from numdev.cli.compose import composer, config_folder
+
+    own = composer((config_folder(),))
+    return {name: own.study(name) for name in own.options("study")}
 
 
 def study_table() -> Iterator[str]:

@@ -274,7 +274,7 @@ class Statement(NamedTuple):
 
 @dataclass(frozen=True)
 class Request:
-    """The settings of a point, and which of them are stated explicitly.
+    """The settings of a point, and which of them are explicit.
 
     Attributes:
         composer: of the options that there are.
@@ -404,21 +404,21 @@ class Composer:
         Raises:
             BadInput: for a setting that does not exist.
         """
-        options, stated = dict(self.choices), dict[str, Statement]()
+        options, origins = dict(self.choices), dict[str, Statement]()
         for layer in layers:
             for group, option in self.split(layer)[0].items():
                 options[group], leaf, has = option, self.leaf(group, option), self.values({group: option})
-                for key, one in [*stated.items()]:
+                for key, one in [*origins.items()]:
                     lacks = key.startswith(f"{group}.") and key.count(".") > 1 and key not in has and self.options_with(key)
                     if one.name == group or key in leaf or lacks:
-                        del stated[key]
-            stated |= self.statements(layer)
+                        del origins[key]
+            origins |= self.statements(layer)
         raw, said = self.values(options), dict[str, Statement]()
-        for key, one in stated.items():
+        for key, one in origins.items():
             if key == one.name:
                 self._check(key, one.value, raw)
                 raw |= {key: one.value} if key in raw else {}
-            if key != one.name and stated.get(f"{one.name}._target_") == one:
+            if key != one.name and origins.get(f"{one.name}._target_") == one:
                 said[one.name] = one
             elif "._" not in key and raw.get(key, one.value) is not None:
                 said[key] = one

@@ -2,7 +2,8 @@
 
 A study has `base`, settings common to all points; `axes`, the grid: a group and its options, a setting and its values, or names,
 each with any settings and with a `role`; and `scenarios`, each with a title, a role, settings of its own, and axes that replace
-or add some. `docs/how-to/add-study.md` shows one.
+or add some. Names with like settings share an entry, `{each: [NAME, ...], precision.@: bf16}`. `docs/how-to/add-study.md` shows a
+study.
 
 Later statements override earlier ones, in this order: the defaults of `config.yaml`, `base`, the scenario, options chosen on an
 axis or the command line, values of an axis, values on the command line. Choosing an option of a group states the contents of its
@@ -98,7 +99,7 @@ class Expander:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
         statements = {key: _mapping(f"study.scenarios.{key}", own) for key, own in _scenarios(fields).items()}
-        axes = {key: {**fields["axes"], **_mapping("axes", own.get("axes"))} for key, own in statements.items()}
+        axes = {key: _alike({**fields["axes"], **_mapping("axes", own.get("axes"))}) for key, own in statements.items()}
         known = {axis for own in axes.values() for axis in own if axis in self.task and _has(own[axis], self.task[axis])}
         scenarios, points, changed = dict[str, Scenario](), list[StudyPoint](), set[str]()
         for key, own in statements.items():
@@ -257,6 +258,18 @@ def _mapping(where: str, value: Any) -> Mapping[str, Any]:
     if value is not None and not isinstance(value, Mapping):
         raise BadInput(where, value, "give settings with their values, {setting: value}")
     return value or {}
+
+
+def _alike(axes: Mapping[str, Any]) -> dict[str, Any]:
+    """Axes in which an entry with `each`, a list of names, has become one entry for each name, in place of `@`."""
+
+    def entries(name: str, own: Any) -> dict[str, Any]:
+        if not isinstance(own, Mapping) or not isinstance(own.get("each"), list):
+            return {name: own}
+        return {one: {key.replace("@", one): own[key] for key in own if key != "each"} for one in own["each"]}
+
+    named = {axis: values for axis, values in axes.items() if isinstance(values, Mapping)}
+    return {**axes, **{axis: {k: v for one in own for k, v in entries(one, own[one]).items()} for axis, own in named.items()}}
 
 
 def _scenarios(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does
 
 @dataclass(frozen=True)
 class Refused:
-    """Replaces a variant of a `kind` that does not read what is stated about it; `stated` tells the points of a grid apart."""
+    """Replaces a variant of a `kind` that does not read what is said of it; `stated` has that, which tells points apart."""
 
     kind: str
     stated: str

@@ -60,6 +60,11 @@ class TestGrid:
         steps_of = [tiled(point).precision.steps() for point in made.points]
         assert [(each["scores"], each["values"]) for each in steps_of] == [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16")]
 
+    def test_names_with_like_settings_share_an_entry(self) -> None:
+        step = {"none": None, "steps": {"each": ["scores", "values"], "precision.@": "fp16"}}
+        own = {"none": None, "scores": {"precision.scores": "fp16"}, "values": {"precision.values": "fp16"}}
+        assert study(axes={"step": step}).points == study(axes={"step": own}).points
+
     @pytest.mark.parametrize(("own", "folder"), [(None, ""), ("my own", "--config-dir 'my own' ")])
     def test_carries_the_command_that_measures_it(self, own: str | None, folder: str) -> None:
         expander = Expander(composer((config_folder(),)), {"seeds": 2}, "speed", own)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from numdev.arithmetic.formats import BF16, E4M3FN, FP16, Format
+from numdev.arithmetic.formats import E4M3FN, FP16, Format
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
@@ -338,13 +338,3 @@ class TestStudies:
         made = study(axes={"precision": ["bf16", "fp64", "int8"], "kernel": kernel, "tiling.bc": [None, 16]})
         refused = [tuple(point.labels.values()) for point in made.points if point.refused]
         assert refused == [("bf16", "theirs", 16), ("fp64", "theirs", 16), ("int8", "theirs", None), ("int8", "theirs", 16)]
-
-    def test_a_label_says_what_was_measured(self) -> None:
-        made = study({"attention": "sdpa"}, axes={"precision": ["bf16", "fp16", "golden"]})
-        assert [getattr(point.variant, "fmt", None) for point in made.points] == [BF16, FP16, None]
-        assert [bool(point.refused) for point in made.points] == [False, False, True]
-
-    def test_a_format_that_one_of_its_kernels_lacks_leaves_the_others(self) -> None:
-        made = Expander(KNOWN, {"precision": "fp64"}).study("kernels", KNOWN.study("kernels"))
-        refused = {point.labels["kernel"] for point in made.points if point.refused}
-        assert refused == {"triton", "hopper", "uniform_bf16", "kernel_bf16"}  # the last two by what they are called

@@ -17,10 +17,8 @@ from numdev.attention.emulation import baseline_for
 from numdev.attention.problem import Kind
 from numdev.cli import build, expand
 from numdev.cli.compose import composer, config_folder, register
-from numdev.cli.main import main
 from numdev.errors import BadInput
 from numdev.explorer.view import PRESETS, SOURCES, View, measured
-from numdev.results.store import Store
 
 LIBRARY = composer((config_folder(),))
 
@@ -83,17 +81,6 @@ def test_a_file_of_any_shape_and_name_is_measured_by_its_command(tmp_path: Path)
     assert key_of_command(view.command) == key_of(view)
 
 
-def test_the_command_measures_what_the_view_has_measured(tmp_path: Path) -> None:
-    view = View.of({"problem.n": 32, "precision.row_sum": "fp32", "tiling.bc": 16, "seeds": 2})
-    found = measured(view, 1)
-    with pytest.raises(SystemExit) as ended:
-        main([*shlex.split(view.command)[1:], f"results={tmp_path}"])
-    assert ended.value.code == 0
-    stored = Store(tmp_path).get(found.record.key)
-    assert stored is not None
-    assert [row["max_difference"] for row in stored.rows] == [row["max_difference"] for row in found.record.rows]
-
-
 def test_what_is_drawn_is_the_replicate_of_the_record() -> None:
     """Also where rounding is random: each replicate draws anew."""
     view = View.of({"problem.n": 32, "precision.accumulator": "bf16:stochastic", "seeds": 2})
@@ -105,11 +92,6 @@ def test_what_is_drawn_is_the_replicate_of_the_record() -> None:
             if (row["seed"], row["subject"], row["reference"], row["output"]) == (seed, "variant", "golden", "out")
         ]
         assert (found.out - found.golden).abs().max() == row["max_difference"]
-
-
-def test_the_title_tells_what_differs_from_the_defaults() -> None:
-    view = View.of({"precision": "kernel_bf16", "precision.row_sum": "bf16", "tiling.bc": 64, "tiling.order": "reverse"})
-    assert view.title == "kernel_bf16, row sum = bf16, order of the tiles = reverse"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,7 @@ pytest.importorskip("ipywidgets")
 import numdev as nd
 from numdev.attention.precision import Precision
 from numdev.errors import BadInput
-from numdev.explorer import controls
-from numdev.explorer.widgets import Explorer
-from numdev.measurement.metrics import METRICS
+from numdev.explorer.widgets import Explorer, policy_words
 from numdev.report.figures import elements
 from numdev.report.figures.elements import Side
 from numdev.report.figures.theme import PAGE
@@ -79,21 +77,11 @@ def test_every_step_has_a_field_that_says_what_it_is(explorer: Explorer) -> None
         steps = {name.partition(".")[2]: one for name, one in side.items() if name.startswith("precision.")}
         assert list(steps) == list(nd.Precision.golden().steps())
         assert {name: one.tooltip for name, one in steps.items()} == {name: said[name] for name in steps}
-    words = dict(zip(explorer.sides["left"], controls.policy_words(explorer.sides["left"]), strict=True))
+    words = dict(zip(explorer.sides["left"], policy_words(explorer.sides["left"]), strict=True))
     assert words["precision.inputs"] == "rounding of q, k, v"
     assert explorer.shared["problem"].description == "q, k, v drawn from"
     labels = [one.description for one in (*explorer.shared.values(), explorer.metric)] + [*words.values()]
     assert len(set(labels)) == len(labels)
-
-
-def test_a_row_has_a_name_and_the_fields_of_both_sides(explorer: Explorer) -> None:
-    cells = explorer._table().children
-    rows = [cells[start : start + 3] for start in range(0, len(cells), 3)]
-    assert [cell.value for cell in rows[0][1:]] == ["<b>Left</b>", "<b>Right</b>"]
-    fields = [*zip(explorer.sides["left"].values(), explorer.sides["right"].values(), strict=True)]
-    assert [tuple(row[1:]) for row in rows[1:]] == fields
-    for row, word in zip(rows[1:], controls.policy_words(explorer.sides["right"]), strict=True):
-        assert f">{word}<" in row[0].value
 
 
 def test_an_empty_field_shows_the_format_of_the_preset(explorer: Explorer) -> None:
@@ -153,13 +141,6 @@ def test_kept_axes_stay(explorer: Explorer) -> None:
     assert scale().error_ulp > before.error_ulp
 
 
-def test_the_left_side_is_copied_to_the_right(explorer: Explorer) -> None:
-    explorer.sides["left"]["precision.output"].value = "fp32"
-    explorer.copy()
-    assert explorer.commands["right"].value == explorer.commands["left"].value
-    assert "precision.output=fp32" in explorer.commands["right"].value
-
-
 def test_the_replicate_drawn_is_one_that_is_measured(explorer: Explorer) -> None:
     explorer.draw()
     before = explorer.image.value
@@ -189,7 +170,3 @@ def test_a_misspelt_name_is_refused_at_once() -> None:
         nd.explore({"precision.row_sums": "bf16"}, shared=SMALL)
     with pytest.raises(BadInput, match="metric: 'max_diference' .*did you mean max_difference"):
         nd.explore(shared=SMALL, metric="max_diference")
-
-
-def test_metrics_that_count_are_not_offered(explorer: Explorer) -> None:
-    assert set(explorer.metric.options) == {name for name, (unit, _) in METRICS.items() if unit != "count"}

@@ -443,7 +443,7 @@ class TestReport:
         monkeypatch.setattr(Runner, "measure", measured)
         Path("file").touch()
         Path("old").mkdir()
-        Path("old/columns.md").touch()
+        Path("old/report.json").touch()
         ran = numdev(*given)
         assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
         assert ran.err.startswith(f"{field}: ")

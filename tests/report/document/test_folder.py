@@ -46,9 +46,8 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
     for name, text in own.items():
         (out / name).write_text(text)
     write(out, FIRST)
-    (out / "figures" / "a.svg").write_text("retouched")
     write(out, LATER)
-    assert read(out) == {**own, **LATER, "figures/a.svg": "retouched"}
+    assert read(out) == {**own, **LATER}
 
 
 @pytest.mark.parametrize(("results", "studies"), [("others", None), ("results", ["fig3"])])
@@ -63,13 +62,6 @@ def test_another_report_is_not_touched(tmp_path: Path, results: str, studies: li
     with pytest.raises(BadInput, match="^out: "):
         refuse_other(out, tmp_path / "results", None)
     refuse_other(out, tmp_path / results, studies)
-
-
-def test_a_report_of_an_older_numdev_is_not_mixed_into(tmp_path: Path) -> None:
-    (tmp_path / "columns.md").write_text("of an older one")
-    with pytest.raises(BadInput, match=rf"^out: .*without {MANIFEST}"):
-        write(tmp_path, FIRST)
-    assert read(tmp_path) == {"columns.md": "of an older one"}
 
 
 def test_an_error_leaves_the_last_report_whole(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ COMMANDS: dict[str, str] = {f"study {name}": f"measure study={name} {_POINT}" fo
     "formats": "measure -m precision=kernel_bf16 precision.probabilities=e4m3fn:toward_zero,nf4,e2m1finite:saturate,posit8 "
     + _POINT,
     "stochastic": f"measure precision=kernel_fp32 precision.accumulator=bf16:stochastic tiling.bc=1 problem=constant {_POINT}",
-    "polynomial": f"measure softmax.exp_coefficients=[1,0.695146,0.227564,0.077119] softmax.exp_share=0.25 {_POINT}",
+    "polynomial": f"measure softmax.exp=exp2_poly3 {_POINT}",
     "softmax knobs": "measure -m softmax.scale_on=queries softmax.rescale_threshold=0,4 "
     f"softmax.sum_over=probabilities,exponentials precision=bf16 {_POINT}",
     "ties": f"measure problem=tied softmax.tie_shift=2 {_POINT}",

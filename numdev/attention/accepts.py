@@ -13,22 +13,12 @@ from enum import Enum
 from typing import Any
 
 from numdev.arithmetic.formats import Format, Specials
-from numdev.arithmetic.listing import Listing
-from numdev.arithmetic.products import Dot
-from numdev.arithmetic.quantise import Microscaled, Quantised
-from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
 from numdev.attention.mask import Mask
-from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import (
     DeltaForm,
     Exponential,
-    Maximum,
-    Normalise,
-    OnlineSoftmax,
     OutputForDelta,
     Recompute,
-    ScaleOn,
-    SumOver,
 )
 from numdev.attention.tiling import Tiling
 from numdev.errors import Unsupported
@@ -138,62 +128,12 @@ def of(names: str, listed: Collection[Any] | Accepts) -> dict[str, Any]:
 
 
 BINARY = Accepts(Format, exponent_bits=ALL, mantissa_bits=ALL, specials=(Specials.IEEE, Specials.NAN_ONLY, Specials.FINITE))
-LISTED = BINARY.but(listing=(None, Accepts(Listing, **of("name numbers turns has_nan has_nar", ALL))))
-ROUNDED = Accepts(Cast, to=LISTED, **of("rounding overflow subnormals seed", ALL))
-"""A cast that a path leaves to `Cast` itself: of inputs before it, and of the output after it."""
-MICROSCALED = Accepts(Microscaled, element=ROUNDED, **of("block scale", ALL))
-QUANTISED = Accepts(
-    Quantised,
-    "precision.quantise",
-    to=(ROUNDED, MICROSCALED),
-    values=(None, ROUNDED, MICROSCALED),
-    **of("scale block block_q hadamard smoothing smoothing_block values_scale seed", ALL),
-)
-REPEATABLE = Accepts(
-    Cast,
-    to=LISTED,
-    rounding=(
-        *(Rounding.NEAREST_EVEN, Rounding.NEAREST_AWAY, Rounding.TOWARD_ZERO),
-        *(Rounding.UP, Rounding.DOWN, Rounding.ODD),
-    ),
-    overflow=(Overflow.INFINITY, Overflow.SATURATE),
-    subnormals=(Subnormals.KEPT, Subnormals.FLUSHED),
-)
-"""Any cast but a stochastic one."""
-EXPONENTIAL = Accepts(Exponential, **of("binary coefficients period columns", ALL))
-EXP_OR_EXP2 = Accepts(Exponential, binary=ALL)
-SOFTMAX = Accepts(
-    OnlineSoftmax,
-    "softmax",
-    normalise=(Normalise.EACH, Normalise.END),
-    exp=EXPONENTIAL,
-    scale_on=(ScaleOn.SCORES, ScaleOn.QUERIES),
-    sum_over=(SumOver.EXPONENTIALS, SumOver.PROBABILITIES),
-    maximum=(Maximum.RUNNING, Maximum.LOCAL),
-    **of("rescale_threshold p_scale tie_shift", ALL),
-)
 RECOMPUTE = Accepts(
     Recompute,
     "recompute",
     delta=(DeltaForm.OUTPUT, DeltaForm.PROBABILITIES),
     output=(OutputForDelta.ROUNDED, OutputForDelta.UNROUNDED),
-    exponential=EXPONENTIAL,
+    exponential=Accepts(Exponential, binary=ALL),
 )
 TILING = Accepts(Tiling, "tiling", **of("br bc order splits stride seed", ALL))
 MASK = Accepts(Mask, "problem", **of("causal window key_lengths", ALL))
-
-
-def policy(cast: Accepts, probabilities: tuple[Accepts, ...] = ()) -> Accepts:
-    """The forward steps, each rounded by `cast`, P also by what is in `probabilities`."""
-    dot = Accepts(Dot, accumulate=cast, every=ALL)
-    casts, dots = of("exponential rescale accumulator", cast), of("scores row_sum values", dot)
-    ends: dict[str, Any] = {"inputs": (ROUNDED, QUANTISED), "output": ROUNDED}
-    return Accepts(Precision, "precision", probabilities=(cast, *probabilities), **ends, **casts, **dots)
-
-
-def backward_policy(cast: Accepts) -> Accepts:
-    """The backward steps, each rounded by `cast`."""
-    dot = Accepts(Dot, accumulate=cast, every=ALL)
-    casts = of("exponential probabilities difference ds dq_sum dk_sum dv_sum", cast)
-    dots, ends = of("scores dp delta dq dk dv", dot), of("inputs output", ROUNDED)
-    return Accepts(BackwardPrecision, "precision", **casts, **dots, **ends)

@@ -16,14 +16,17 @@ from numdev.attention import cost
 from numdev.attention.base import Backward, Implementation, Passes
 from numdev.attention.cost import CostModel
 from numdev.attention.exact import Exact, ExactBackward
+from numdev.attention.groups import BACKWARD_GROUPS, GROUPS
 from numdev.attention.kernels.launch import digest, interpreting, triton_version
+from numdev.attention.naive import Naive
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Problem, draw_do
+from numdev.attention.problem import DISTRIBUTIONS, Problem, draw_do
 from numdev.attention.recurrence import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.tiling import KernelLaunch
 from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Beside, Cost, Inputs, Operation, Output, Workload
 from numdev.results.record import Column
+from numdev.settings import declared
 
 
 @dataclass(frozen=True)
@@ -123,13 +126,79 @@ def environment(device: torch.device) -> dict[str, str]:
     return {"triton": f"{triton_version()} interpreted", "launch_table": digest()} if interpreting() else {}
 
 
+Texts = dict[str, tuple[str, str]]  # unit and meaning, by the name of a column
+
+
+def _of(*kinds: type, prefix: str = "") -> Texts:
+    """The settings that dataclasses declare, by their columns."""
+    return {f"{prefix}{one.column}": (one.unit, one.text) for kind in kinds for one in declared(kind) if one.column}
+
+
+def _types(*places: str) -> Texts:
+    return {
+        f"{place}type": ("", f"class of numdev that {place[:-1] or 'it'} is, such as Tiled, Normal or Mask") for place in places
+    }
+
+
+def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
+    """Unit and meaning of every setting of a problem, and of a variant, by the columns in which a configuration has them.
+
+    Of gradients the settings of the forward pass lie in `forward`.
+    """
+    from numdev.attention.captured import Captured  # late: nothing else needs every implementation
+    from numdev.attention.tiled import Tiled, TiledBackward
+    from numdev.attention.triton import Triton
+    from numdev.attention.vendor.custom import Custom
+    from numdev.attention.vendor.sdpa import Sdpa
+
+    groups = BACKWARD_GROUPS if backward else GROUPS
+    problem = {
+        **_types("", "source.", "shape.", "mask."),
+        "source.kind": ("", "distribution of the entries of q, k and v: uniform in [0, 1), normal, ...; empty where captured"),
+        **_of(*DISTRIBUTIONS, Captured, prefix="source."),
+        "source.digest": ("", "SHA-256 of the file of captured tensors"),
+        **_of(groups["problem"]),
+    }
+    point = {
+        "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
+        "stated": ("", "of such a point: every setting that is stated, as on the command line"),
+        "digest": ("", "SHA-256 of the sources of a function of one's own"),
+    }
+    kernel = {
+        "br": ("rows", "Br asked of a kernel, queries in one tile; empty for its own choice"),
+        "bc": ("rows", "Bc asked of a kernel, keys in one tile; empty for its own choice"),
+        "order": ("", "in which order a kernel is asked to meet the tiles; empty for its own"),
+        "splits": ("count", "contiguous ranges of keys of a kernel, combined by their log-sum-exp; none: the kernel's own rule"),
+        "fmt": ("format", "q, k, v and what is returned, of an implementation that has no policy for each step"),
+    }
+    forward = {
+        **_types("", "tiling.", "softmax."),
+        **{k: v for name in ("precision", "tiling", "softmax") for k, v in _of(GROUPS[name], prefix=f"{name}.").items()},
+        **_of(Naive, Tiled, Triton, Sdpa, Custom),
+        **kernel,
+    }
+    if not backward:
+        return problem, forward | point
+    variant = {
+        **_types("", "tiling.", "recompute.", "turns."),
+        **{k: v for name in ("precision", "tiling", "recompute") for k, v in _of(groups[name], prefix=f"{name}.").items()},
+        "turns.together": ("count", "tiles of keys that walk in a shifted order together; empty where all walk backward"),
+        "turns.tile": ("rows", "keys that one program owns"),
+        "turns.unit": ("rows", "queries that it visits at a step"),
+        **_of(TiledBackward),
+        **{name: said for name, said in kernel.items() if name != "splits"},
+        **point,
+        "tf32": ("", "whether a kernel multiplies FP32 with operands of 10 fraction bits"),
+        **_of(groups["forward_precision"], prefix="forward."),  # of untiled attention, whose forward pass is a policy
+        **{f"forward.{name}": said for name, said in forward.items()},
+    }
+    return problem, variant
+
+
 def settings(*, backward: bool = False) -> tuple[Column, ...]:
     """Every setting of a problem and of a variant."""
-    from numdev.attention import dictionary as known  # late: it imports every implementation
-
-    problem, variant = (known.BACKWARD_PROBLEM, known.BACKWARD_VARIANT) if backward else (known.PROBLEM, known.VARIANT)
-    parts = {"problem": problem, "variant": variant}
-    return tuple(Column(f"{part}.{name}", *text) for part, texts in parts.items() for name, text in texts.items())
+    parts = zip(("problem", "variant"), texts(backward=backward), strict=True)
+    return tuple(Column(f"{part}.{name}", *text) for part, known in parts for name, text in known.items())
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:

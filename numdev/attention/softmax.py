@@ -107,20 +107,27 @@ class Exponential:
     def __post_init__(self) -> None:
         coefficients = list(self.coefficients)
         if not all(map(math.isfinite, coefficients)):
-            raise BadInput("softmax.exp_coefficients", coefficients, "give finite numbers, lowest power first")
+            raise BadInput("softmax.exp", coefficients, "give finite numbers, lowest power first")
         if coefficients and not self.binary:
-            raise BadInput("softmax.exp_coefficients", coefficients, "it is a polynomial of 2^f; give softmax.exp=exp2")
+            raise BadInput("softmax.exp", coefficients, "it is a polynomial of 2^f, and so binary")
         inside = all(0 <= column < self.period for column in self.columns)
         if not (inside and sorted(set(self.columns)) == list(self.columns) and bool(self.columns) == bool(coefficients)):
             hint = f"give columns 0 to {self.period - 1} ascending, with a polynomial and only then"
             raise BadInput("softmax.exp", str(self.columns), hint)
 
     @staticmethod
-    def parse(name: str) -> Exponential:
-        """Read a name of `EXPONENTIALS`."""
+    def parse(text: str) -> Exponential:
+        """Read a name of `EXPONENTIALS`, or that of a polynomial and its share of the columns: `exp2_poly3@0.25`."""
+        name, at, share = text.partition("@")
         if name not in EXPONENTIALS:
             raise NotAChoice("softmax.exp", name, EXPONENTIALS)
-        return EXPONENTIALS[name]
+        if not at:
+            return EXPONENTIALS[name]
+        try:
+            number = float(share)
+        except ValueError:
+            raise BadInput("softmax.exp", text, "after @ comes the polynomial's share of the columns, such as 0.25") from None
+        return Exponential.polynomial(EXPONENTIALS[name].coefficients, number)
 
     @staticmethod
     def polynomial(coefficients: tuple[float, ...], share: float = 1.0) -> Exponential:
@@ -130,38 +137,25 @@ class Exponential:
         BadInput for no coefficients, a share outside (0, 1], or one that is no fraction of `b <= 256`.
         """
         if not coefficients:
-            raise BadInput("softmax.exp_coefficients", [], "give at least one number")
+            raise BadInput("softmax.exp", [], "a share of the columns needs a polynomial; give one, such as exp2_poly3@0.25")
         fraction = Fraction(share).limit_denominator(_LONGEST_PERIOD) if math.isfinite(share) else Fraction(0)
         if not (0 < fraction <= 1 and abs(float(fraction) - share) < 1e-9):
             hint = f"give a fraction above 0 and up to 1 whose denominator is at most {_LONGEST_PERIOD}, such as 0.25"
-            raise BadInput("softmax.exp_share", share, hint)
+            raise BadInput("softmax.exp", share, hint)
         a, b = fraction.numerator, fraction.denominator
         return Exponential(True, coefficients, b, tuple(c for c in range(b) if (c + 1) * a // b > c * a // b))
-
-    @staticmethod
-    def of(exp: Exponential | None, coefficients: tuple[float, ...] | None, share: float | None) -> Exponential:
-        """The exponential that settings make: a named one, or the polynomial of the coefficients, in a share of the columns."""
-        if coefficients is not None and exp not in (None, Exponential.EXP2):
-            hint = f"{exp} takes none; give softmax.exp=exp2 or null"
-            raise BadInput("softmax.exp_coefficients", list(coefficients), hint)
-        chosen = exp or Exponential.EXP
-        if coefficients is None and share is None:
-            return chosen
-        if coefficients is None and not chosen.coefficients:
-            hint = "give the polynomial too, as softmax.exp=exp2_poly3 or softmax.exp_coefficients"
-            raise BadInput("softmax.exp_share", share, hint)
-        return Exponential.polynomial(
-            chosen.coefficients if coefficients is None else coefficients, 1.0 if share is None else share
-        )
 
     def describe(self) -> str:
         """The text that stands for it in a configuration."""
         return str(self)
 
     def __str__(self) -> str:
-        written, columns = (",".join(map(repr, each)) for each in (self.coefficients, self.columns))
         names = {exponential: name for name, exponential in EXPONENTIALS.items()}
-        return names.get(self) or f"exp2[{written}] in columns {columns} of {self.period}"
+        if self in names:
+            return names[self]
+        name = next((name for each, name in names.items() if each.coefficients == self.coefficients), f"exp2{self.coefficients}")
+        even = bool(self.coefficients) and self == Exponential.polynomial(self.coefficients, self.share)
+        return f"{name}@{self.share:g}" if even else f"{name} in columns {self.columns} of {self.period}"
 
     def __repr__(self) -> str:
         return f"Exponential({self})"
@@ -172,14 +166,14 @@ class Exponential:
         return len(self.columns) / self.period
 
     def ineffective(self, bc: int, group: str = "softmax") -> list[NotHonoured]:
-        """The polynomial, where no column of a tile of `bc` keys goes by it, under each of the settings that may state it."""
+        """The polynomial, where no column of a tile of `bc` keys goes by it."""
         if not self.columns or self.columns[0] < bc:
             return []
         why = (
             f"its first column by the polynomial is {self.columns[0]}, and a tile has {bc}; give tiling.bc of at least "
-            f"{self.columns[0] + 1}, or another {group}.exp_share"
+            f"{self.columns[0] + 1}, or a larger share"
         )
-        return [NotHonoured(f"{group}.{name}", str(self), why) for name in ("exp", "exp_coefficients", "exp_share")]
+        return [NotHonoured(f"{group}.exp", str(self), why)]
 
     def __call__(self, x: Float[torch.Tensor, "*rows columns"]) -> Float[torch.Tensor, "*rows columns"]:
         """e^x, or 2^x, of a tile, in the carrier of `x`, in place where it can be."""
@@ -238,8 +232,8 @@ class OnlineSoftmax:
     )
     exp: Exponential = setting(
         None,
-        "how the exponential of S - m is computed: exp, exp2, or exp2 by a named or written polynomial in some columns: "
-        "exp2_poly1 to exp2_poly5, exp2_fa4, exp2_fa4_fp8; null is exp, and exp2 for attention=triton",
+        "how the exponential of S - m is computed: exp, exp2, or exp2 by a polynomial: exp2_poly1 to exp2_poly5, exp2_fa4, "
+        "exp2_fa4_fp8, behind @ in which share of the columns, as in exp2_poly3@0.25; null is exp, and exp2 for attention=triton",
         word="exponential",
     )
     scale_on: ScaleOn = setting(
@@ -264,16 +258,9 @@ class OnlineSoftmax:
         "maximum that exponentials are taken from: `running` (FlashAttention-2), or the tile's own, `local` (FlashAttention-1)",
         word="running maximum",
     )
-    _: KW_ONLY
-    exp_coefficients: InitVar[tuple[float, ...] | None] = setting(
-        None, "of a polynomial of 2^f in place of exp2, lowest power first, as in [1,0.7]", column=""
-    )
-    exp_share: InitVar[float | None] = setting(
-        None, "share of the columns that go by the polynomial; null is all, or as in a named one", column=""
-    )
 
-    def __post_init__(self, exp_coefficients: tuple[float, ...] | None, exp_share: float | None) -> None:
-        object.__setattr__(self, "exp", Exponential.of(self.exp, exp_coefficients, exp_share))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "exp", self.exp or Exponential.EXP)
         if not (self.rescale_threshold >= 0 and math.isfinite(self.rescale_threshold)):
             raise BadInput("softmax.rescale_threshold", self.rescale_threshold, "give a finite number of at least 0")
         if not (self.p_scale > 0 and math.isfinite(self.p_scale)):
@@ -348,27 +335,11 @@ class Recompute:
         "how the exponential of S - LSE is computed, as softmax.exp takes it; null is as in the forward pass",
         column="exponential",
     )
-    exp_coefficients: InitVar[tuple[float, ...] | None] = setting(
-        None, "of a polynomial of the backward pass's own, as softmax.exp_coefficients takes it", column=""
-    )
-    exp_share: InitVar[float | None] = setting(
-        None,
-        "share of the columns that go by the polynomial of recompute.exp or recompute.exp_coefficients",
-        column="",
-    )
     softmax: InitVar[OnlineSoftmax | None] = held(None, "softmax")
 
-    def __post_init__(
-        self,
-        exp: Exponential | None,
-        exp_coefficients: tuple[float, ...] | None,
-        exp_share: float | None,
-        softmax: OnlineSoftmax | None,
-    ) -> None:
-        if any(each is not None for each in (exp, exp_coefficients, exp_share)):
-            object.__setattr__(self, "exponential", Exponential.of(exp, exp_coefficients, exp_share))
-        elif softmax is not None:
-            object.__setattr__(self, "exponential", softmax.exp)
+    def __post_init__(self, exp: Exponential | None, softmax: OnlineSoftmax | None) -> None:
+        chosen = exp or (softmax.exp if softmax is not None else self.exponential)
+        object.__setattr__(self, "exponential", chosen)
 
     @property
     def reads_output(self) -> bool:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from numdev.attention.operation import environment
+from numdev.attention.operation import environment, texts
 from numdev.errors import BadInput
 from numdev.measurement.metrics import wasserstein
 from numdev.measurement.operation import Operation, Output
@@ -163,7 +163,7 @@ _REFUSED = ("kind", "stated")  # what a study cannot measure has in place of a r
 
 def settings() -> tuple[Column, ...]:
     """Every setting of a task and of a rung, by the column in which a configuration states it."""
-    from numdev.attention.dictionary import BACKWARD_VARIANT, VARIANT  # late: it imports every attention
+    (_, forward), (_, backward) = texts(), texts(backward=True)
 
     def of(*kinds: type, prefix: str = "") -> dict[str, tuple[str, str]]:
         return {prefix + one.column: (one.unit, one.text) for kind in kinds for one in declared(kind) if one.column}
@@ -175,15 +175,14 @@ def settings() -> tuple[Column, ...]:
         **of(Scenes, Text, prefix="data."),
         **of(Language, TextToImage),
     }
-    attention = VARIANT | BACKWARD_VARIANT
     variant = {
         "type": ("", "class of numdev that states how a run differs"),
         **of(Rung),
-        **{f"attention.{name}": text for name, text in attention.items() if name not in _REFUSED},
-        **{name: VARIANT[name] for name in _REFUSED},
+        **{f"attention.{name}": text for name, text in (forward | backward).items() if name not in _REFUSED},
+        **{name: forward[name] for name in _REFUSED},
     }
     parts = {"problem": problem, "variant": variant}
-    return tuple(Column(f"{part}.{name}", *text) for part, texts in parts.items() for name, text in texts.items())
+    return tuple(Column(f"{part}.{name}", *text) for part, known in parts.items() for name, text in known.items())
 
 
 TRAINING = Operation(

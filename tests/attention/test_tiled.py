@@ -401,7 +401,7 @@ policies = st.fixed_dictionaries({name: dots if name in DOTS else casts for name
 @settings(max_examples=25)
 @given(
     st.one_of(policies, st.sampled_from(sorted(BACKWARD_POLICIES)).map(lambda name: BACKWARD_POLICIES[name])),
-    st.builds(Tiling, br=st.integers(3, 8), bc=st.integers(3, 12), order=st.sampled_from(Order), seed=st.integers(0, 9)),
+    st.builds(Tiling, br=st.integers(1, 6), bc=st.integers(3, 12), order=st.sampled_from(Order), seed=st.integers(0, 9)),
     st.one_of(recomputations, with_polynomials),
     orders,
     masks,

@@ -85,9 +85,9 @@ MADE: list[tuple[dict[str, Any], str, Any]] = [
     ({"backward": "triton", "softmax.exp": "exp"}, "recompute.exponential", Exponential.EXP),
     ({"backward": "triton", "recompute.exp": "exp"}, "forward.softmax.exp", Exponential.EXP2),
     (
-        {"softmax": "fa4", "recompute.exp_coefficients": [1.0, 0.7], "recompute.exp_share": 0.25},
+        {"softmax": "fa4", "recompute.exp": "exp2_poly3@0.25"},
         "recompute.exponential",
-        Exponential.polynomial((1.0, 0.7), 0.25),
+        Exponential.parse("exp2_poly3@0.25"),
     ),
     ({"tiling.br": 16, "tiling.bc": 32, "tiling.order": "reverse"}, "tiling", Tiling(16, 32, Order.REVERSE)),
     ({"tiling.br": 16, "tiling.bc": 32, "tiling.order": "reverse"}, "forward.tiling", Tiling(16, 32, Order.REVERSE)),
@@ -101,13 +101,10 @@ def test_settings_make_what_python_makes(settings: dict[str, Any], attribute: st
 
 
 @pytest.mark.parametrize("kind", ["tiled", "instrumented", "triton"])
-@pytest.mark.parametrize("share", [None, 0.5])
-def test_a_polynomial_stated_in_either_way_is_that_of_both_passes(kind: str, share: float | None) -> None:
-    cubic, own = Exponential.parse("exp2_poly3"), {"backward": kind, "softmax.exp_share": share}
-    by_name = point(own | {"softmax.exp": "exp2_poly3"}).variant
-    assert by_name == point(own | {"softmax.exp_coefficients": list(cubic.coefficients)}).variant
-    assert by_name.recompute.exponential == by_name.forward.softmax.exp
-    assert by_name.recompute.exponential == Exponential.polynomial(cubic.coefficients, share or 1.0)
+@pytest.mark.parametrize("text", ["exp2_poly3", "exp2_poly3@0.5"])
+def test_a_polynomial_is_that_of_both_passes(kind: str, text: str) -> None:
+    made = point({"backward": kind, "softmax.exp": text}).variant
+    assert made.recompute.exponential == made.forward.softmax.exp == Exponential.parse(text)
 
 
 def test_kernels() -> None:
@@ -178,9 +175,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"recompute.detla": "output"}, "recompute.detla", "did you mean recompute.delta"),
     ({"recompute.delta": "outptu"}, "recompute.delta", "did you mean output"),
     ({"recompute.exp": "exp3"}, "recompute.exp", "did you mean exp or exp2"),
-    ({"softmax": "fa4", "recompute.exp_share": 0.5}, "recompute.exp_share", "give the polynomial too, as recompute.exp"),
-    ({"recompute.exp": "exp2_poly3", "recompute.exp_share": 2.0}, "recompute.exp_share", "give a fraction"),
-    ({"recompute.exp": "exp", "recompute.exp_coefficients": [1.0, 0.7]}, "recompute.exp_coefficients", "recompute.exp=exp2"),
+    ({"recompute.exp": "exp2_poly3@2.0"}, "recompute.exp", "give a fraction"),
+    ({"recompute.exp": "exp@0.5"}, "recompute.exp", "needs a polynomial"),
     ({"precision": "fa3_fp8"}, "precision.preset", "use golden, or a format"),
     ({"precision.ds": "bf17"}, "precision.ds", "use one of fp64"),
     ({"forward_precision.scores": "bf17"}, "forward_precision.scores", "use one of fp64"),

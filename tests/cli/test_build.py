@@ -32,7 +32,7 @@ from numdev.settings import declared
 COMPOSER = composer((config_folder(),))
 FUNCTION = "tests.cli.test_build:some_attention"
 FLASH_1 = OnlineSoftmax(Normalise.EACH, maximum=Maximum.LOCAL)
-POLYNOMIAL, E4M3 = Exponential.polynomial((1.0, 0.7), 0.25), Cast.parse("e4m3fn")
+E4M3 = Cast.parse("e4m3fn")
 INT8, INT4 = Precision.int8().inputs, Precision.parse("sage2_int4").inputs
 assert isinstance(INT8, Quantised)
 assert isinstance(INT4, Quantised)
@@ -96,8 +96,7 @@ MADE: list[tuple[str, str, Any]] = [
     ("softmax", "softmax=fa2", OnlineSoftmax()),
     ("softmax", "softmax=fa4", OnlineSoftmax(exp=Exponential.parse("exp2_fa4"), rescale_threshold=8.0)),
     *(("softmax.exp", f"softmax.exp={name}", EXPONENTIALS[name]) for name in EXPONENTIALS),
-    ("softmax.exp", "softmax.exp=exp2 softmax.exp_coefficients=[1,0.7] softmax.exp_share=0.25", POLYNOMIAL),
-    ("softmax.exp", "softmax=fa4 softmax.exp_share=0.5", Exponential.polynomial(FA4_COEFFICIENTS, 0.5)),
+    ("softmax.exp", "softmax=fa4 softmax.exp=exp2_fa4@0.5", Exponential.polynomial(FA4_COEFFICIENTS, 0.5)),
     ("tiling", "", Tiling()),
     ("tiling", "tiling=fa3", Tiling(128, 176, Order.REVERSE)),
     ("tiling", "tiling.br=16 tiling.bc=32 tiling.order=strided tiling.stride=4", Tiling(16, 32, Order.STRIDED, stride=4)),
@@ -144,10 +143,7 @@ def test_inputs_can_be_microscaled(name: str) -> None:
     [
         ({"precision.probabilities": "nvfp4"}, r"precision\.probabilities: 'nvfp4'"),
         *(({f"precision.{step}": "mxfp4"}, rf"precision\.{step}: 'mxfp4'") for step in ("scores", "exponential", "output")),
-        ({"softmax.exp": "exp2_poly3", "softmax.exp_coefficients": [1.0, 0.7]}, r"softmax\.exp_coefficients"),
-        ({"softmax.exp_coefficients": []}, r"softmax\.exp_coefficients"),
-        ({"softmax.exp": "exp2", "softmax.exp_share": 0.5}, r"softmax\.exp_share"),
-        ({"softmax.exp": "exp2_poly3", "softmax.exp_share": 2.0}, r"softmax\.exp_share"),
+        *(({"softmax.exp": text}, r"softmax\.exp: ") for text in ("exp2@0.5", "exp2_poly3@2", "exp2_poly3@x", "exp2_poly3@")),
         ({"tiling.sram": 4096, "tiling.bc": 16}, r"tiling\.bc: 16 .*tiling\.sram=4096 gives the sides"),
         ({"attention": "tritom"}, r"attention: 'tritom' .*did you mean triton"),
         ({"problem.source.path": "x.pt"}, r"problem\.source\.path: 'x\.pt' .*problem=uniform .*take problem=captured"),

@@ -85,8 +85,6 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "tiling.seed": [(5, {}), (5, {"tiling.order": "random"})],
     "tiling.splits": [(2, {}), (2, EMULATED)],
     "softmax.exp": [("exp", {"softmax.exp": "exp2"}), ("exp2_poly3", {})],
-    "softmax.exp_coefficients": [([1.0, 0.7, 0.3], {})],
-    "softmax.exp_share": [(0.25, {}), (0.25, {"softmax.exp": "exp2_poly3"})],
     "softmax.rescale_threshold": [(8.0, {})],
     "softmax.p_scale": [(256.0, {})],
     "softmax.tie_shift": [(2.0, {})],
@@ -279,7 +277,7 @@ WITHOUT_EFFECT: list[tuple[Flat, str, str, Flat]] = [
     # what is stated, the setting that is refused, what else the sentence says, and what gives the same bits
     ({"softmax": "fa4", "tiling.bc": 32}, "softmax", "give tiling.bc of at least 45", {"softmax.exp": "exp2", "tiling.bc": 32}),
     ({"softmax.exp": "exp2_fa4", "tiling.bc": 16}, "softmax.exp", "tiling.bc", {"softmax.exp": "exp2", "tiling.bc": 16}),
-    ({"softmax.exp": "exp2_poly3", "softmax.exp_share": 0.01}, "softmax.exp", "exp_share", {"softmax.exp": "exp2"}),
+    ({"softmax.exp": "exp2_poly3@0.01"}, "softmax.exp", "a larger share", {"softmax.exp": "exp2"}),
     ({"tiling.splits": 100}, "tiling.splits", "100 keys are 2 tiles of 64, .*; give at most 2", {"tiling.splits": 2}),
     ({"precision.row_sum": "bf16@1000"}, "precision.row_sum", "give bf16, or at most 64 behind @", {"precision.row_sum": "bf16"}),
     ({"precision.values": "bf16@65"}, "precision.values", "64 terms", {"precision.values": "bf16"}),

@@ -48,7 +48,7 @@ def key_of(view: View) -> str:
         {"precision": "fp8", "problem.causal": True, "seeds": 2},
         {"precision": "e8m10", "precision.row_sum": "fp32@16", "precision.output": "bf16:toward_zero"},
         {"precision": "int8", "precision.quantise.scale": "row", "tiling.bc": 32, "tiling.order": "outside_in"},
-        {"tiling.bc": 64, "tiling.order": "forward", "softmax.normalise": "each", "softmax.exp_coefficients": [1.0, 0.7]},
+        {"tiling.bc": 64, "tiling.order": "forward", "softmax.normalise": "each", "softmax.exp": "exp2_poly3@0.25"},
         {"tiling.sram": 8192, "softmax.exp": "exp2"},
         {"problem": "captured"},
         {"problem": "captured", "problem.n": 100, "problem.source.layer": "layer5", "precision.inputs": "e4m3fn:saturate"},

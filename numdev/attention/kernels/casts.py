@@ -16,12 +16,18 @@ import triton.language as tl
 
 from numdev.arithmetic.formats import FP32, Specials
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding, Subnormals
-from numdev.attention.accepts import BINARY, REPEATABLE
+from numdev.attention.accepts import BINARY, Accepts
 from numdev.attention.kernels.launch import interpreting
 from numdev.errors import Unsupported
 
 INSTEAD = "the kernel", "the tiled emulation"
-CAST = REPEATABLE.but(to=BINARY, rounding=(Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO))
+CAST = Accepts(
+    Cast,
+    to=BINARY,
+    rounding=(Rounding.NEAREST_EVEN, Rounding.TOWARD_ZERO),
+    overflow=(Overflow.INFINITY, Overflow.SATURATE),
+    subnormals=(Subnormals.KEPT, Subnormals.FLUSHED),
+)
 """The casts of kernels."""
 
 # How a cast is done: not at all, by one instruction, on the bits, or by an addition.

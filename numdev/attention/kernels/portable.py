@@ -14,17 +14,18 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, TF32, Format
+from numdev.arithmetic.listing import Listing
 from numdev.arithmetic.products import Dot
-from numdev.arithmetic.quantise import Quantised, Smoothing
-from numdev.attention import accepts
-from numdev.attention.accepts import ALL, Accepts, of
+from numdev.arithmetic.quantise import Microscaled, Quantised, Smoothing
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.accepts import ALL, BINARY, MASK, RECOMPUTE, TILING, Accepts, of
 from numdev.attention.kernels import backward, casts, forward
 from numdev.attention.kernels.casts import INSTEAD, spec
 from numdev.attention.kernels.forward import Sizes, Tile, View
 from numdev.attention.kernels.launch import TABLES, Launch, Launches, block_side, held_dtype, interpreting
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import DeltaForm, Maximum, Normalise, OnlineSoftmax, Recompute, SumOver
+from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn
 from numdev.attention.tiling import KernelLaunch, Order, Tiling
 from numdev.errors import Unsupported
 
@@ -102,22 +103,55 @@ class BackwardRequest:
         _BACKWARD.check(self, *INSTEAD)
 
 
-# The caller rounds the inputs; smoothing q doubles the head_dim of q and k, and the kernel has one for q, k and v.
-_QUANTISED = accepts.QUANTISED.but(smoothing=(Smoothing.NONE, Smoothing.K), smoothing_block=(None,))
+# What the caller rounds: inputs before the kernel, and the output after it. Smoothing q doubles the head_dim of q and k, and the
+# kernel has one for q, k and v.
+_LISTED = BINARY.but(listing=(None, Accepts(Listing, **of("name numbers turns has_nan has_nar", ALL))))
+_OUTSIDE = Accepts(Cast, to=_LISTED, **of("rounding overflow subnormals seed", ALL))
+_GRID = (_OUTSIDE, Accepts(Microscaled, element=_OUTSIDE, **of("block scale", ALL)))
+_QUANTISED = Accepts(
+    Quantised,
+    "precision.quantise",
+    to=_GRID,
+    values=(None, *_GRID),
+    smoothing=(Smoothing.NONE, Smoothing.K),
+    **of("scale block block_q hadamard values_scale seed", ALL),
+)
+_DOT = Accepts(Dot, accumulate=casts.CAST, every=ALL)
 _FORWARD = Accepts(
     Request,
     "attention",
-    precision=accepts.policy(casts.CAST).but(inputs=(accepts.ROUNDED, _QUANTISED)),
-    tiling=accepts.TILING.but(br=_SIDES, bc=_SIDES, order=(Order.FORWARD, Order.REVERSE)),
-    softmax=accepts.SOFTMAX.but(exp=accepts.EXP_OR_EXP2, tie_shift=(None,), sum_over=(SumOver.EXPONENTIALS,)),
+    precision=Accepts(
+        Precision,
+        "precision",
+        inputs=(_OUTSIDE, _QUANTISED),
+        output=_OUTSIDE,
+        **of("exponential rescale probabilities accumulator", casts.CAST),
+        **of("scores row_sum values", _DOT),
+    ),
+    tiling=TILING.but(br=_SIDES, bc=_SIDES, order=(Order.FORWARD, Order.REVERSE)),
+    softmax=Accepts(
+        OnlineSoftmax,
+        "softmax",
+        normalise=(Normalise.EACH, Normalise.END),
+        exp=Accepts(Exponential, binary=ALL),
+        scale_on=(ScaleOn.SCORES, ScaleOn.QUERIES),
+        maximum=(Maximum.RUNNING, Maximum.LOCAL),
+        **of("rescale_threshold p_scale", ALL),
+    ),
     **of("tf32 exactly warps stages", ALL),
 )
 _LAUNCH = Accepts(Launch, "tiling", **of("br bc", _SIDES), **of("warps stages", ALL))
 _BACKWARD = Accepts(
     BackwardRequest,
     "tiling",
-    precision=accepts.backward_policy(casts.CAST),
-    recompute=accepts.RECOMPUTE.but(exponential=accepts.EXP_OR_EXP2),
+    precision=Accepts(
+        BackwardPrecision,
+        "precision",
+        **of("inputs output", _OUTSIDE),
+        **of("exponential probabilities difference ds dq_sum dk_sum dv_sum", casts.CAST),
+        **of("scores dp delta dq dk dv", _DOT),
+    ),
+    recompute=RECOMPUTE,
     launches=Accepts(Launches, **of("keys rows", _LAUNCH)),
     order=(Order.FORWARD, Order.REVERSE),
     **of("tf32 exactly", ALL),
@@ -131,7 +165,7 @@ def code(request: Request, mask: Mask, dim: int, factor: float) -> forward.Code:
     Raises:
         Unsupported: naming the step that the kernel cannot round.
     """
-    accepts.MASK.check(mask, *INSTEAD)
+    MASK.check(mask, *INSTEAD)
     soft, tiling = request.softmax, request.tiling
     steps = _policy(request.precision, (factor, soft.p_scale, soft.log_scale), request.tf32)
     each, scaled, local = soft.normalise is Normalise.EACH, soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
@@ -151,7 +185,7 @@ def backward_code(
     Raises:
         Unsupported: naming the step that the kernels cannot round.
     """
-    accepts.MASK.check(mask, *INSTEAD)
+    MASK.check(mask, *INSTEAD)
     queries, keys, dim = shape
     launch = request.launches.rows if of_rows else request.launches.keys
     side = launch.bc if of_rows else launch.br  # of a tile of the loop

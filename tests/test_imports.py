@@ -161,7 +161,9 @@ def test_measurements_results_and_reports_name_no_operation() -> None:
     assert not forbidden(of("measurement", "results", "report"), *inside("attention", "training"))
     assert not forbidden(of("report"), *inside("measurement.runner", "results.study"))
     assert not forbidden(of("measurement.metrics"), *inside("measurement.runner", "measurement.operation", "results"))
-    assert not beyond(of(*DECLARES), "attention", "arithmetic", "errors", "measurement", "results.record", within="numdev")
+    assert not beyond(
+        of(*DECLARES), "attention", "arithmetic", "errors", "settings", "measurement", "results.record", within="numdev"
+    )
 
 
 # What the kernels may know of attention: value objects, and nothing that computes attention.

@@ -80,7 +80,7 @@ def _digest(*parts: bytes) -> str:
 
 
 def _run(path: Path, folder: Path) -> Any:
-    """Execute a notebook with this interpreter; what a widget shows becomes outputs of the cell that shows the widget."""
+    """Execute a notebook with this interpreter."""
     from ipykernel.kernelspec import write_kernel_spec
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
@@ -92,10 +92,6 @@ def _run(path: Path, folder: Path) -> Any:
     client = NotebookClient(notebook, km=manager, timeout=LIMIT)
     inherited = os.environ.get("PYTHONPATH", "")
     client.execute(cwd=str(FOLDER), env=os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{inherited}".rstrip(os.pathsep)})
-    shown = [nbformat.from_dict(each) for state in client.widget_state.values() for each in state.get("outputs", ())]
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and any(_WIDGET in each.get("data", {}) for each in cell.outputs):
-            cell.outputs.extend(shown)
     notebook.metadata.pop("widgets", None)
     return notebook
 
@@ -120,13 +116,12 @@ def _outputs(path: Path, outputs: list[Any], name: str, images: dict[str, bytes]
         data = output.get("data", {})
         if output.output_type == "stream":
             yield f"```text\n{str(output.text).rstrip()}\n```"
-        elif _WIDGET in data:
-            if k == 0 or _WIDGET not in outputs[k - 1].get("data", {}):
-                yield _NOTE.format(path.name)
-        elif "image/png" in data:
+        if _WIDGET in data:
+            yield _NOTE.format(path.name)
+        if "image/png" in data:
             images[f"{name}_{k}.png"] = b64decode(data["image/png"])
             yield f'<img class="notebook" src="{name}_{k}.png" alt="{html.escape(data.get("text/plain", "figure"))}">'
         elif "text/html" in data:
             yield f'<div class="notebook">{data["text/html"]}</div>'
-        elif "text/plain" in data:
+        elif "text/plain" in data and _WIDGET not in data:
             yield f"```text\n{data['text/plain'].rstrip()}\n```"

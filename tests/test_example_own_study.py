@@ -25,12 +25,11 @@ SMALL = {"problem.n": [16, 64]}
 BASE = {"problem.head_dim": 8, "tiling.br": 16, "tiling.bc": 16, "seeds": 3}
 
 
-def small(name: str, **parts: Any) -> dict[str, Any]:
+def small(name: str) -> dict[str, Any]:
     """A study of the example at toy size, written to `mine/study`."""
     study: dict[str, Any] = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
     study["base"] |= BASE
     study["axes"] |= SMALL
-    study |= parts
     folder = Path("mine/study")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
@@ -74,21 +73,3 @@ def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -
     assert section["measured"].startswith(f"{len(results.points)} points: sequence length N (16, 64), ")
     assert [claim["text"] for claim in section["claims"]] == texts
     assert [len(table["rows"]) for table in section["tables"]] == [2 * len(results.points)]
-
-
-def test_claims_of_two_studies_are_one_table(numdev: Command) -> None:
-    """The p-values of all are adjusted together, and a study that ships with numdev keeps its own claim."""
-    claim = {"claim": "It grows", "kind": "slope", "metric": "out.rmse", "over": "problem.n", "above": 0.1}
-    parts = {"scenarios": {}, "plot": None, "axes": {"problem.n": [16, 32], "precision": ["bf16"]}}
-    for name, claims in (("accumulator", [claim]), ("gradient_of_q", ["fig5a", claim])):
-        small(name, **parts, claims=claims, defaults=[])
-        ran = numdev("measure", "--config-dir", "mine", f"study={name}", "device=cpu", "problem.head_dim=4", "seeds=2")
-        assert ran.code == 0, ran.err
-    results = load(Store(Path("results")))
-    result = judge(claims_of(results), results)
-    assert [(one.study, one.claim.name) for one in result] == [
-        ("gradient_of_q", "fig5a"),
-        ("accumulator", "accumulator_1"),
-        ("gradient_of_q", "gradient_of_q_2"),
-    ]
-    assert len({one.questions for one in result}) == 1

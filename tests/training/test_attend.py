@@ -470,18 +470,6 @@ class TestOnAGpu:
         for p, slope in zip(model.parameters(), expected, strict=True):
             assert torch.equal(p.grad, slope)  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize("reentrant", [True, False])
-    def test_checkpointed_layers_compute_again_on_torchs_threads(self, reentrant: bool) -> None:
-        model, x = self.model(), torch.randn(4, 128, 256, device="cuda", requires_grad=True)
-        with nd.attend(self.variant()) as seen:
-            self.step(model, x)
-            expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-            model.zero_grad()
-            self.step(lambda given: checkpoint(model, given, use_reentrant=reentrant), x)
-        assert (seen.calls, seen.missed) == (6, 0)
-        for p, slope in zip(model.parameters(), expected, strict=True):
-            assert torch.equal(p.grad, slope)  # type: ignore[arg-type]
-
     def test_a_mask_is_read_only_where_that_is_asked_for(self) -> None:
         q, mask = torch.randn(2, 2, 64, 64, device="cuda").bfloat16(), torch.ones(2, 1, 1, 64, dtype=torch.bool, device="cuda")
         mask[1, ..., 40:] = False

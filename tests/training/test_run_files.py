@@ -43,7 +43,9 @@ def interrupted(run: Run, folder: Path, step: int) -> None:
 
 
 def same(run: Trained, whole: Trained) -> bool:
-    return (run.checksum, run.losses, run.gradient_norms) == (whole.checksum, whole.losses, whole.gradient_norms)
+    """By the weights and all figures of the steps, as text: NaN is equal to none."""
+    ours, theirs = ((one.checksum, one.losses, one.gradient_norms, one.watched) for one in (run, whole))
+    return repr(ours) == repr(theirs)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     [(Numerics.FP32, Restart.NONE), (Numerics.FP16, Restart.LOSSY), (Numerics.BF16_WEIGHTS, Restart.WEIGHTS_ONLY)],
 )
 def test_a_run_that_is_resumed_at_any_step_ends_with_the_same_bits(tmp_path: Path, numerics: Numerics, restart: Restart) -> None:
-    run = toy(numerics=numerics, restart=restart)
+    run = toy(numerics=numerics, restart=restart, watch=numerics is Numerics.FP32)
     for step in (1, 6, 7, 11):
         interrupted(run, tmp_path / "parts", step)
     assert max(sealed(tmp_path / "parts", "checkpoint")) == 10

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,8 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training import loop
-from numdev.training.loop import train
 from numdev.training.run import Run
-from numdev.training.rung import Numerics, Restart, Rung
+from numdev.training.rung import Numerics, Rung
 from numdev.training.watch import FIGURES, Watch, Watched
 from tests.training.toy import CPU, Toy, trained
 
@@ -85,22 +82,6 @@ class TestBits:
             bias = dict(zip(FIGURES, row, strict=True))["delta_bias"]
             assert math.isnan(bias) == (variant is EVERY["vanilla"])
             assert all(map(math.isfinite, (x for x in row if x is not bias)))
-
-    @pytest.mark.parametrize("restart", [Restart.NONE, Restart.EXACT])
-    def test_a_run_that_was_stopped_resumes_to_the_same_rows(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restart: Restart
-    ) -> None:
-        def report(step: int, *_: object) -> None:
-            if step == 3:
-                raise KeyboardInterrupt
-
-        monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
-        run = Run(Toy(4, batch=2), Rung(EVERY["naive"], Numerics.BF16, watch=True, restart=restart))
-        whole = trained(replace(run, rung=replace(run.rung, restart=Restart.NONE)), tmp_path / "whole")
-        with pytest.raises(KeyboardInterrupt):
-            train(run, tmp_path / "stopped", CPU, report)
-        assert trained(run, tmp_path / "stopped").watched == whole.watched
-        assert trained(run, tmp_path / "stopped").watched == whole.watched  # of the finished run
 
 
 class TestFigures:

@@ -92,29 +92,17 @@ def mean_of(values: pd.DataFrame) -> Interval:
 
 
 def beside_baseline(rows: pd.DataFrame, metric: str, reference: str = "golden", *kept: str) -> pd.DataFrame:
-    """A metric of the variant beside that of its baseline, by point and replicate; keeps some columns of the variant."""
+    """A metric of the variant and, as `<metric>_other`, of its baseline, by point and replicate; keeps columns of the variant."""
     columns = ["key", "seed", metric]
     variant = select(rows, "variant", reference)[[*columns, "cluster", *kept]].drop_duplicates()
     baseline = select(rows, "baseline", reference)[columns].drop_duplicates()
-    return variant.merge(baseline, on=["key", "seed"], suffixes=("", "_baseline"))
+    return variant.merge(baseline, on=["key", "seed"], suffixes=("", "_other"))
 
 
 def over_baseline(rows: pd.DataFrame, metric: str, reference: str = "golden") -> Interval:
     """The variant's deviation over the baseline's, paired by point and replicate."""
     pairs = beside_baseline(rows, metric, reference)
-    return ratio(pairs[metric], pairs[f"{metric}_baseline"], pairs["seed"], pairs["cluster"])
-
-
-def over_column(rows: pd.DataFrame, x: str, metric: str, name: str, reference: str = "baseline") -> Interval:
-    """The exponent of a column `x`, which a reader knows as `name`; of `u` among the formats of the narrowest one's policy."""
-    own = select(rows, reference=reference)
-    if x == "u":
-        own = own[own["policy"].isin(own["policy"][own["format"] == formats(own)[0]])]
-        own = own.assign(u=own["format"].map({name: Format.parse(name).u for name in formats(own)}).astype(float))
-        own = own[own["u"] >= _LEAST_U]
-    if own[x].nunique() < 2:
-        raise Undecidable(f"only one {name} was measured")
-    return slope(own[x].astype(float), own[metric], own["seed"], own["cluster"])
+    return ratio(pairs[metric], pairs[f"{metric}_other"], pairs["seed"], pairs["cluster"])
 
 
 def resolution(rows: pd.DataFrame) -> str:
@@ -170,8 +158,8 @@ class _Value(NamedTuple):
 
     name: str
     interval: Interval
+    pairs: str
     of: ClaimStatement
-    pairs: str = ""
 
     @property
     def region(self) -> Region:
@@ -302,18 +290,17 @@ class Weighing:
     def values_of(self, name: str, rows: pd.DataFrame) -> Iterator[_Value]:
         """The values of one part: of a ratio for each entry of an axis, of an order for each pair of neighbours."""
         claim = self.claim
+        if claim.kind is ClaimKind.SLOPE:
+            yield _Value(name, self.exponent(rows), "", claim)
+            return
+        sides: dict[str, tuple[Labels, Labels | str]] = {name: (claim.of, claim.to)}
         if claim.kind is ClaimKind.ORDER:
-            for larger, smaller in pairwise(claim.order):
-                yield _Value(f"{larger} to {smaller}", self.times(rows, {claim.over: larger}, {claim.over: smaller})[0], claim)
-        elif claim.kind is ClaimKind.SLOPE:
-            yield _Value(name, self.exponent(rows), claim)
-        elif not claim.each:
-            times, pairs = self.ratio(rows, claim.of)
-            yield _Value(name, times, claim, pairs)
-        else:
-            for entry in self.subjects(rows):
-                times, pairs = self.ratio(rows, {**claim.of, claim.each: entry})
-                yield _Value(str(entry).replace("_", " "), times, claim, pairs)
+            sides = {f"{a} to {b}": ({claim.over: a}, {claim.over: b}) for a, b in pairwise(claim.order)}
+        elif claim.each:
+            own = self.subjects(rows)
+            sides = {str(entry).replace("_", " "): ({**claim.of, claim.each: entry}, claim.to) for entry in own}
+        for words, (of, to) in sides.items():
+            yield _Value(words, *self.ratio(rows, of, to), claim)
 
     def subjects(self, rows: pd.DataFrame) -> list[Any]:
         """The entries for each of which the claim has to hold: numbers ascending, others in the order of the study."""
@@ -387,60 +374,59 @@ class Weighing:
         return _clustered(own)
 
     def exponent(self, rows: pd.DataFrame) -> Interval:
-        """The exponent of an axis within the lines of the axes that the claim leaves open.
+        """The exponent of an axis within the lines of the axes that the claim leaves open, or of a column of all points.
 
         Both coordinates of a point are divided by their geometric means over its replicate's line, so that lines of another
-        height, or of which a point is lacking, do not tilt the common one.
+        height, or of which a point is lacking, do not tilt the common one. That of `u` is among the formats of the narrowest
+        one's policy.
         """
         claim, metric = self.claim, self.claim.column
         column, words = _column(rows, claim.over), self.names.name(claim.over)
-        if column == claim.over:
-            return over_column(rows, column, metric, words, claim.reference.value)
-        if column not in rows:
+        if column not in (*rows, "u"):
             raise NotMeasured(f"nothing was measured over {words}")
         if claim.to == BASELINE:
             own = beside_baseline(rows, metric, claim.reference.value, *_labels(rows))
-            own[metric] = (own[metric] / own[f"{metric}_baseline"]).where(own[f"{metric}_baseline"] > 0)
+            own[metric] = (own[metric] / own[f"{metric}_other"]).where(own[f"{metric}_other"] > 0)
         else:
             own = self.replicates(rows)
+        if column == "u":
+            own = own[own["policy"].isin(own["policy"][own["format"] == formats(own)[0]])]
+            units = own["format"].map({name: Format.parse(name).u for name in formats(own)}).astype(float)
+            own = own.assign(u=units)[units >= _LEAST_U]
         own = own.assign(x=pd.to_numeric(own[column], errors="coerce")).dropna(subset="x")
         if own["x"].nunique() < 2:
             raise Undecidable(f"only one {words} was measured")
         usable = (own[metric] > 0) & np.isfinite(own[metric])
         logs = np.log(own.loc[usable, ["x", metric]].astype(float))
-        line = [own.loc[usable, name] for name in (*self.open(rows), "seed")]
+        apart = self.open(rows) if column.startswith(LABEL) else []
+        line = [own.loc[usable, name] for name in (*apart, "seed")]
         centred = np.exp(logs - logs.groupby(line, dropna=False).transform("mean"))
         x, y = (own[name].astype(float).where(~usable, centred[name]) for name in ("x", metric))
         return slope(x, y, own["seed"], own["cluster"])
 
-    def ratio(self, rows: pd.DataFrame, of: Labels) -> tuple[Interval, str]:
-        """The metric at some entries over that of the claim's others, or of the baseline; see `times`."""
-        claim, metric = self.claim, self.claim.column
-        if not isinstance(claim.to, str):
-            return self.times(rows, of, claim.to)
-        own = self.at(rows, of)
-        if f"{BASELINE}_{metric}" not in rows:
-            return over_baseline(own, metric, claim.reference.value), ""
-        runs = self.replicates(own)  # a figure of each run beside that of its reference in the same row
-        return ratio(runs[metric], runs[f"{BASELINE}_{metric}"], runs["seed"], runs["cluster"]), ""
-
-    def times(self, rows: pd.DataFrame, *sides: Labels) -> tuple[Interval, str]:
+    def ratio(self, rows: pd.DataFrame, of: Labels, to: Labels | str) -> tuple[Interval, str]:
         """The metric at some entries over that at others, paired by replicate and by the entries of the axes left open.
 
-        With it, where the claim has words for pairs of one point, how many replicates are larger.
+        In place of others it may be that of the baseline, paired by point. With it, where the claim has words for pairs of one
+        point, how many replicates are larger.
         """
-        above, below = (self.replicates(self.at(rows, side)) for side in sides)
-        on, metric = [*self.open(rows), "seed"], self.claim.column
-        pairs = above[[*on, "key", metric, "cluster"]].merge(below[[*on, "key", metric]], on=on, suffixes=("", "_other"))
-        if pairs.empty:
-            raise Undecidable(f"no replicate was measured with {' and with '.join(map(self.entries, sides))}")
-        rest = ""
-        if self.claim.same_point:
-            same = pairs["key"] == pairs["key_other"]
-            trivial = len(pairs[same].drop_duplicates(on[:-1]))
-            pairs, rest = pairs[~same], f"; {self.claim.same_point.format(trivial)}" if trivial else ""
+        metric, rest = self.claim.column, ""
+        above = self.at(rows, of)
+        if isinstance(to, str) and f"{BASELINE}_{metric}" in rows:  # a figure of each run beside that of its reference
+            pairs = self.replicates(above).rename(columns={f"{BASELINE}_{metric}": f"{metric}_other"})
+        elif isinstance(to, str):
+            pairs = beside_baseline(above, metric, self.claim.reference.value)
+        else:
+            first, second, on = self.replicates(above), self.replicates(self.at(rows, to)), [*self.open(rows), "seed"]
+            pairs = first[[*on, "key", metric, "cluster"]].merge(second[[*on, "key", metric]], on=on, suffixes=("", "_other"))
             if pairs.empty:
-                raise Undecidable(f"every point with {self.entries(sides[0])} is one with {self.entries(sides[1])}")
+                raise Undecidable(f"no replicate was measured with {self.entries(of)} and with {self.entries(to)}")
+            if self.claim.same_point:
+                same = pairs["key"] == pairs["key_other"]
+                trivial = len(pairs[same].drop_duplicates(on[:-1]))
+                pairs, rest = pairs[~same], f"; {self.claim.same_point.format(trivial)}" if trivial else ""
+                if pairs.empty:
+                    raise Undecidable(f"every point with {self.entries(of)} is one with {self.entries(to)}")
         times = ratio(pairs[metric], pairs[f"{metric}_other"], pairs["seed"], pairs["cluster"])
         return times, f"{_counted(pairs, metric)}{rest}.{left_out(times)}" if self.claim.same_point else ""
 

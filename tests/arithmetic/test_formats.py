@@ -92,22 +92,11 @@ def test_unknown_names_are_refused(text: str) -> None:
         Format.parse(text)
 
 
-@pytest.mark.parametrize(
-    ("exponent", "mantissa", "specials"),
-    [
-        (1, 3, Specials.IEEE),
-        (12, 3, Specials.IEEE),
-        (-1, 3, Specials.IEEE),
-        (5, 0, Specials.IEEE),
-        (5, 53, Specials.IEEE),
-        (0, 3, Specials.IEEE),
-        (0, 3, Specials.NAN_ONLY),
-        (0, 0, Specials.FINITE),
-        (0, 32, Specials.FINITE),
-        (11, 10, Specials.NAN_ONLY),
-        (11, 10, Specials.FINITE),
-    ],
-)
+WIDTHS = [*((e, m, Specials.IEEE) for e, m in ((1, 3), (12, 3), (-1, 3), (5, 0), (5, 53), (0, 3)))]
+WIDTHS += [(0, 3, Specials.NAN_ONLY), *((0, m, Specials.FINITE) for m in (0, 32)), (11, 10, Specials.NAN_ONLY)]
+
+
+@pytest.mark.parametrize(("exponent", "mantissa", "specials"), [*WIDTHS, (11, 10, Specials.FINITE)])
 def test_impossible_widths_are_refused(exponent: int, mantissa: int, specials: Specials) -> None:
     with pytest.raises(BadInput, match="^format: 'e") as caught:
         Format(exponent, mantissa, specials)

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
@@ -201,16 +199,6 @@ def test_a_parameter_that_it_has_not_is_refused(kind: Kind, words: str) -> None:
 
 
 NORMAL = Distribution(Kind.NORMAL)
-SIZES = st.integers(1, 5)
-
-
-@given(SIZES, SIZES, SIZES, SIZES, SIZES, SIZES)
-def test_shapes_of_a_problem(batch: int, group: int, kv_heads: int, queries: int, keys: int, dim: int) -> None:
-    shape = Shape(batch, group * kv_heads, kv_heads, queries, keys, dim)
-    tensors = Problem(NORMAL, shape).inputs(0)
-    assert list(tensors) == ["q", "k", "v"]
-    assert tensors["q"].shape == shape.q == (batch, group * kv_heads, queries, dim)
-    assert tensors["k"].shape == tensors["v"].shape == shape.kv == (batch, kv_heads, keys, dim)
 
 
 def test_problems_that_are_refused_and_their_scale() -> None:

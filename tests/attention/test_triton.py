@@ -16,7 +16,6 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import triton as fast
 from numdev.attention.base import Gradients, Saved
-from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernels import backward as backward_kernels
@@ -24,7 +23,6 @@ from numdev.attention.kernels import forward, launch, portable
 from numdev.attention.kernels.launch import device_of, split_count
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
-from numdev.attention.problem import Shape
 from numdev.attention.softmax import (
     DeltaForm,
     Exponential,
@@ -396,13 +394,3 @@ def test_a_split_without_a_sum_has_no_weight_in_any_format(narrow: str, device: 
     out, whole = portable.combined(request, parts.to(device), lse.to(device), torch.float32)
     assert torch.equal(out.cpu(), parts[1])
     assert torch.equal(whole.cpu(), lse[1])
-
-
-def test_an_emulation_asks_for_the_splits_that_only_the_gpu_knows() -> None:
-    few = Shape(heads=4, kv_heads=2, queries=1, keys=512, head_dim=64)
-    with pytest.raises(BadInput, match=r"tiling\.splits.*give a number"):
-        emulation_of(SPLITTING, few)
-    assert emulation_of(Triton(FP16, bc=16, kernel=Kernel.PORTABLE, splits=3), few).tiling.splits == 3
-    assert emulation_of(SPLITTING, Shape(queries=64, keys=512, head_dim=64)).tiling.splits == 1
-    assert emulation_of(Triton(kernel=Kernel.HOPPER), few).tiling.splits == 1
-    assert emulation_of(Triton(kernel=Kernel.HOPPER), Shape(queries=64, keys=512, head_dim=256)).tiling.bc == 64

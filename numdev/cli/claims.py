@@ -136,6 +136,7 @@ def check_figures(figures: Mapping[str, Any]) -> None:
         parts = own if isinstance(own, Mapping) else {"": own}
         for part in set(parts).difference(_DRAWN):
             raise BadInput(f"figures.{name}.{part}", parts[part], f"a figure has no such part; {one_of(part, _DRAWN)}")
-        function(f"figures.{name}.draw", own.get("draw"))
+        if "draw" in own or "options" not in own:
+            function(f"figures.{name}.draw", own.get("draw"))
         if not isinstance(own.get("about"), str):
             raise BadInput(f"figures.{name}.about", own.get("about"), "describe it for those who cannot see it")

@@ -29,6 +29,7 @@ MOST_ENTRIES = 100
 """Entries of an axis that the chapter of a study lists."""
 _OPERATION = "override /operation@_global_.operation"
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, and not in every build of PyYAML
+_DRAW = "numdev.report.figures.plot:draw"  # draws a figure of options alone
 _LAST = 1000  # the place of a chapter whose file states none
 
 
@@ -105,15 +106,15 @@ def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
     """The figures that a study's file, or its manifest, says how to draw, by name."""
     plots = {}
     for name, own in (fields.get("figures") or {}).items():
-        draw = partial(_draw, name, own["draw"], own.get("options") or {})
+        draw = partial(_draw, name, own.get("draw", _DRAW), own.get("options") or {})
         plots[name] = Plot(draw, own["about"], tuple(own.get("needs", ())), own.get("title", ""), own.get("table", ""))
     return plots
 
 
 def own_plots(manifest: Mapping[str, Any]) -> dict[str, Plot]:
     """Those of a study's manifest whose functions are there."""
-    plots = plots_of(manifest)
-    return {name: plot for name, plot in plots.items() if name in FIGURES or _is_there(manifest["figures"][name]["draw"])}
+    functions = {name: own.get("draw", _DRAW) for name, own in (manifest.get("figures") or {}).items()}
+    return {name: plot for name, plot in plots_of(manifest).items() if name in FIGURES or _is_there(functions[name])}
 
 
 def _draw(name: str, function: str, options: Mapping[str, Any], rows: pd.DataFrame) -> Any:

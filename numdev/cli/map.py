@@ -15,17 +15,17 @@ from numdev.cli import build, expand
 from numdev.cli.compose import overrides_of
 from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
-from numdev.errors import BadInput, Unsupported, one_of
+from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Place, Subject, head_of
 from numdev.results.record import Reference
-from numdev.results.store import refuse_unwritable
+from numdev.results.store import refuse_unwritable, write_atomically
 from numdev.settings import choice
 
 if TYPE_CHECKING:
     from numdev.cli.launch import Job
 
 _TITLE = 60  # characters beside the words at the right of the histogram
-_BESIDE = ("out=", "device=", "format=", "output=", "head=", "seed=")  # of what stands in the title anyway
+_BESIDE = ("out=", "device=", "output=", "head=", "seed=")  # of what stands in the title anyway
 
 
 def draw(cfg: DictConfig, job: Job) -> Ended:
@@ -35,6 +35,7 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
         BadInput: naming the setting that cannot be used.
     """
     from numdev.report.document import map as document  # late: pandas and matplotlib
+    from numdev.report.document.export import to_csv
     from numdev.report.figures.elements import element_errors
 
     hydra, out = HydraConfig.get(), Path(cfg.out)
@@ -42,8 +43,6 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     subject, against = choice("subject", Subject, cfg.subject), choice("reference", Reference, cfg.reference)
     place = Place(cfg.output or "", cfg.head, cfg.seed, subject, against)
     refuse_unwritable("out", out)
-    if cfg.format not in document.WRITERS:
-        raise BadInput("format", cfg.format, one_of(cfg.format, document.WRITERS))
     if choices.get("study") is not None:
         raise BadInput("study", choices["study"], "numdev map draws one point; state its settings, as numdev measure takes them")
     if not place.needs_baseline and any(text.lstrip("+").startswith(("baseline=", "baseline.")) for text in overrides):
@@ -62,8 +61,8 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     where = f"{f'head {place.head} of {head.heads}, ' if head.heads > 1 else ''}replicate {place.seed}"
     settings = " ".join(text for text in overrides if not text.startswith(_BESIDE)) or "defaults"
     title = f"{head.output}, {where}\n{textwrap.shorten(settings, _TITLE, placeholder=' ...')}"
-    files = document.write_figures(elements, title, out, reference=reference)
-    files = [*files, document.write_numbers(elements, cfg.format, out)]
+    files = [*document.write_figures(elements, title, out, reference=reference), out / "elements.csv"]
+    write_atomically(files[-1], to_csv(elements))
     precision = f" precision={request.options['precision']}" if "precision" in request.options else ""
     own = f"{build.kind_of(request)}{precision}"
     if subject is Subject.BASELINE:

@@ -118,7 +118,6 @@ class MappedConfig:
     subject: str = setting("variant", "whose error it is: variant or baseline")
     reference: str = setting("golden", "what it is compared with: golden, golden_same_inputs or baseline")
     device: str = setting("auto", "where it runs: auto, cpu or cuda")
-    format: str = setting("csv", "how the numbers are written: csv or npz")
     out: str = setting("reports/map", "folder of the files; a sweep makes a folder in it for each job")
 
 

@@ -1,22 +1,18 @@
-"""The error of every element of one head as files: a map, a distribution, the numbers, and the largest error in words."""
+"""The error of every element of one head: a map and a distribution as files, and the largest error in words."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from numdev.report.document.export import to_csv
 from numdev.report.figures.elements import COLUMN, ROW, error_histogram, error_map
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.statistics import significant
 from numdev.results.store import write_atomically
 
-_NUMBERS = ("reference", "error", "error_u", "error_ulp")
 _MAP = "Errors of one head by row and column, in u max |{reference}|, blue below zero and red above, a ring at the largest."
 _HISTOGRAM = "The share of elements over their error in ulp, with a band of half an ulp on both sides."
 
@@ -27,41 +23,17 @@ def write_figures(elements: pd.DataFrame, title: str, out: Path, suffix: str = "
     Raises:
         StoreError: if a file cannot be written.
     """
+    drawn = {
+        "error_map": (error_map(elements, title, reference), _MAP.format(reference=reference)),
+        "error_histogram": (error_histogram(elements, title), _HISTOGRAM),
+    }
     files: dict[Path, bytes] = {}
-    drawn = (
-        (error_map(elements, title, reference), _MAP.format(reference=reference)),
-        (error_histogram(elements, title), _HISTOGRAM),
-    )
-    for name, (figure, alt) in zip(("error_map", "error_histogram"), drawn, strict=True):
+    for name, (figure, alt) in drawn.items():
         caption = f"{name.replace('_', ' ').capitalize()}: {' '.join(title.split())}"
         files |= {out / f"{name}{suffix}.png": to_png(figure), out / f"{name}{suffix}.svg": to_svg(figure, caption, alt)}
     for path, data in files.items():
         write_atomically(path, data)
     return list(files)
-
-
-def to_npz(elements: pd.DataFrame) -> bytes:
-    """The matrices `reference`, `error`, `error_u` and `error_ulp`, rows by columns, numbers in full."""
-    shape = elements[ROW].max() + 1, elements[COLUMN].max() + 1
-    buffer = io.BytesIO()
-    matrices: dict[str, Any] = {name: elements[name].to_numpy().reshape(shape) for name in _NUMBERS}
-    np.savez_compressed(buffer, **matrices)
-    return buffer.getvalue()
-
-
-WRITERS = {"csv": to_csv, "npz": to_npz}
-"""How the numbers are written, by the ending of their file."""
-
-
-def write_numbers(elements: pd.DataFrame, ending: str, out: Path) -> Path:
-    """Write elements.csv or elements.npz into `out`; returns where.
-
-    Raises:
-        StoreError: if the file cannot be written.
-    """
-    path = out / f"elements.{ending}"
-    write_atomically(path, WRITERS[ending](elements))
-    return path
 
 
 def summary(elements: pd.DataFrame, reference: str = "golden") -> Iterator[str]:

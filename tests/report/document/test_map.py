@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
-import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16
-from numdev.report.document.map import summary, to_npz, write_figures, write_numbers
+from numdev.report.document.map import summary, write_figures
 from numdev.report.figures.elements import element_errors
 
 REFERENCE = torch.linspace(1.0, 1.9, 12, dtype=torch.float64).reshape(4, 3)
@@ -32,18 +29,6 @@ def test_the_largest_error_is_told_with_its_place() -> None:
     assert lines[1].startswith("that is 4.000 ulp of bf16 there")
     assert lines[2].endswith("; 91.7 % of the elements lie within half an ulp")
     assert len(lines) == 3
-
-
-def test_the_numbers_are_those_of_the_elements(tmp_path: Path) -> None:
-    found = elements()
-    table = pd.read_csv(write_numbers(found, "csv", tmp_path))
-    pd.testing.assert_frame_equal(table, found, check_exact=False, rtol=1e-8)
-    matrices = np.load(write_numbers(found, "npz", tmp_path))
-    assert set(matrices) == {"reference", "error", "error_u", "error_ulp"}
-    np.testing.assert_array_equal(matrices["reference"], REFERENCE.numpy())
-    assert matrices["error_ulp"][2, 1] == pytest.approx(4.0)
-    assert to_npz(found) == (tmp_path / "elements.npz").read_bytes()
-    assert np.load(io.BytesIO(to_npz(found)))["error"].shape == (4, 3)
 
 
 def test_figures_have_titles_and_descriptions(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import io
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -157,7 +157,8 @@ class Store:
 
     def get(self, key: str) -> Record | None:
         """The record of a key, or None where there is none, or where its file or that of a long table is damaged."""
-        return self._read(self._record(key))
+        record: Record | None = self._read(self._record(key), self._whole)
+        return record
 
     def holds(self, key: str) -> bool:
         """Whether there is a file of a record under this key, which need not be whole."""
@@ -188,7 +189,7 @@ class Store:
     def records(self) -> Iterator[Record]:
         """Every readable record, by key."""
         for path in sorted((self.path / "records").glob("*.json")):
-            record = self._read(path)
+            record = self._read(path, self._whole)
             if record is not None:
                 yield record
 
@@ -225,11 +226,11 @@ class Store:
 
     def study(self, name: str) -> dict[str, Any] | None:
         """The manifest of one study or sweep, or None where there is none or its file is damaged."""
-        manifest = self._json(self._manifest(name))
+        manifest: dict[str, Any] | None = self._read(self._manifest(name), json.loads)
         if manifest is None or manifest.get("swept") is None:
             return manifest
         paths = sorted((self.path / "studies" / name).glob("*.json"))
-        points = [point for path in paths if (point := self._json(path)) is not None]
+        points = [point for path in paths if (point := self._read(path, json.loads)) is not None]
         if not points:
             return None
         points.sort(key=lambda point: int(point["number"]))
@@ -243,25 +244,17 @@ class Store:
     def _manifest(self, name: str) -> Path:
         return self.path / "studies" / f"{name}.json"
 
-    def _json(self, path: Path) -> dict[str, Any] | None:
+    def _read(self, path: Path, parse: Callable[[bytes], Any]) -> Any:
+        """What a file holds; None where there is none, or where it, or a long table that it names, is damaged."""
         try:
-            loaded: dict[str, Any] = json.loads(path.read_bytes())
-        except FileNotFoundError:
-            return None
+            return parse(path.read_bytes())
         except (OSError, ValueError):
-            self._note_torn(path)
+            if path.is_file() and path not in self.torn:
+                self.torn.append(path)
             return None
-        return loaded
 
-    def _read(self, path: Path) -> Record | None:
-        try:
-            return Record.from_json(path.read_bytes(), self._table)
-        except FileNotFoundError as error:
-            if error.filename != str(path):  # it is of a long table
-                self._note_torn(path)
-        except (OSError, ValueError):
-            self._note_torn(path)
-        return None
+    def _whole(self, data: bytes) -> Record:
+        return Record.from_json(data, self._table)
 
     def _table(self, apart: dict[str, Any]) -> Rows:
         """The rows of a long table; ValueError where they are not those that were stored."""
@@ -272,10 +265,6 @@ class Store:
 
         rows: Rows = parquet.read_table(io.BytesIO(data)).to_pylist()
         return rows
-
-    def _note_torn(self, path: Path) -> None:
-        if path not in self.torn:
-            self.torn.append(path)
 
 
 def pack(name: str, rows: Rows) -> bytes:

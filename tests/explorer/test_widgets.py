@@ -12,7 +12,7 @@ pytest.importorskip("ipywidgets")
 import numdev as nd
 from numdev.attention.precision import Precision
 from numdev.errors import BadInput
-from numdev.explorer.widgets import Explorer, policy_words
+from numdev.explorer.widgets import Explorer
 from numdev.report.figures import elements
 from numdev.report.figures.elements import Side
 from numdev.report.figures.theme import PAGE
@@ -71,17 +71,12 @@ def test_there_is_a_picture_and_a_command_for_each_side(explorer: Explorer, monk
 
 
 def test_every_step_has_a_field_that_says_what_it_is(explorer: Explorer) -> None:
-    """From the declared settings; the two things that are called inputs have names of their own."""
+    """From the declared settings."""
     said = {one.name: one.text for one in declared(Precision)}
     for side in explorer.sides.values():
         steps = {name.partition(".")[2]: one for name, one in side.items() if name.startswith("precision.")}
         assert list(steps) == list(nd.Precision.golden().steps())
         assert {name: one.tooltip for name, one in steps.items()} == {name: said[name] for name in steps}
-    words = dict(zip(explorer.sides["left"], policy_words(explorer.sides["left"]), strict=True))
-    assert words["precision.inputs"] == "rounding of q, k, v"
-    assert explorer.shared["problem"].description == "q, k, v drawn from"
-    labels = [one.description for one in (*explorer.shared.values(), explorer.metric)] + [*words.values()]
-    assert len(set(labels)) == len(labels)
 
 
 def test_an_empty_field_shows_the_format_of_the_preset(explorer: Explorer) -> None:

@@ -36,7 +36,7 @@ from numdev.report.claims.verdicts import (
     Undecidable,
     Verdict,
 )
-from numdev.report.reading.frames import at_the_end, is_broken
+from numdev.report.reading.frames import WHOLE, is_broken
 from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, compared, formats
 from numdev.report.reading.wording import PLAIN, Wording, Words
 from numdev.report.statistics import Interval, mean, ratio, sign_test, significant, slope, typical
@@ -363,8 +363,12 @@ class Weighing:
         """
         metric = self.claim.column
         own = select(rows, reference=self.claim.reference.value) if "reference" in rows else rows
-        if "tensor" in rows:
-            own, runs = at_the_end(rows), len(rows[["key", "seed"]].drop_duplicates())
+        if (
+            "tensor" in rows
+        ):  # all weights after the last step, which is what the task states, or the last that a replicate reached
+            own, runs = rows[rows["tensor"] == WHOLE], len(rows[["key", "seed"]].drop_duplicates())
+            last = own["problem.steps"] if "problem.steps" in own else own.groupby("key")["step"].transform("max")
+            own = own[own["step"] == last]
             if len(own) < runs:
                 raise Undecidable(f"{runs - len(own)} of {runs} runs stopped before the last step")
         _refuse_broken(int((~np.isfinite(own[metric].astype(float))).sum()), len(own))

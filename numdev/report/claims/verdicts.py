@@ -30,7 +30,7 @@ import pandas as pd
 
 from numdev.errors import NumdevError
 from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import by_role, is_sources, of, shown_first
+from numdev.report.reading.scenarios import by_role, is_sources, of
 from numdev.report.reading.wording import PLAIN, Words, generality
 from numdev.report.statistics import Interval, holm, largest_share
 from numdev.results.store import Role, Scenario
@@ -278,7 +278,7 @@ class ClaimResult:
     @property
     def chief(self) -> list[Scenario]:
         """The scenarios that stand for the source: as it states them, or as we assume; every one, where none does."""
-        return shown_first(self.findings)
+        return [scenario for scenario in self.findings if is_sources(scenario)] or list(self.findings)
 
     @property
     def word(self) -> str:

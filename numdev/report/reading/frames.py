@@ -194,7 +194,10 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
             place |= {f"{ENTRY_ROLE}{axis}": role for axis, role in point.get("roles", {}).items()}
             place |= {f"{LABEL}{axis}": value for axis, value in point["labels"].items()}
             number = points.extend([place | _of_record(record) | {"environment": environments.index(record.environment)}])
-            primary.extend(map(_with_derived, record.rows) if record.kind == SPEED else record.rows, number)
+            measured = record.rows
+            if record.kind == SPEED:  # an operation need not say how many operations it takes
+                measured = [derived(row) if row.get("operations") is not None else row for row in measured]
+            primary.extend(measured, number)
             for table in list(record.columns)[1:] if record.kind not in (DEVIATION, SPEED) else ():
                 rows = further.setdefault(table, _Table())
                 rows.columns |= {column.name: column for column in record.columns[table]}
@@ -258,11 +261,6 @@ def _of_record(record: Record) -> dict[str, Any]:
     names = [name for name in counters[0] if name != "seed" and all(name in seed for seed in counters)] if counters else []
     facts |= {f"{COUNTER}{name}": math.fsum(seed[name] for seed in counters) / len(counters) for name in names}
     return facts | {"seconds": record.seconds}
-
-
-def _with_derived(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of speed with what follows from its figures, such as TFLOP/s; an operation need not say how many it takes."""
-    return row if row.get("operations") is None else derived(row)
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -369,13 +367,3 @@ def figures_of(columns: Mapping[str, Column], rows: pd.DataFrame) -> list[Column
 def _present(columns: Mapping[str, Column], rows: pd.DataFrame, use: Use) -> list[Column]:
     own = [column for column in columns.values() if column.use is use and column.name in rows]
     return [column for column in own if rows[column.name].notna().any()]
-
-
-def at_the_end(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of all weights after the last step of training; runs that stopped before it have none.
-
-    The last step is what the task states, or where rows do not have that, the last of any replicate of the point.
-    """
-    whole = rows[rows["tensor"] == WHOLE]
-    last = whole["problem.steps"] if "problem.steps" in whole else whole.groupby("key")["step"].transform("max")
-    return whole[whole["step"] == last]

@@ -39,12 +39,6 @@ def is_sources(scenario: Scenario) -> bool:
     return scenario.role in (Role.PAPER, Role.ASSUMED)
 
 
-def shown_first(scenarios: Iterable[Scenario]) -> list[Scenario]:
-    """The scenarios that stand for the source; all of them, where none does."""
-    every = list(scenarios)
-    return [scenario for scenario in every if is_sources(scenario)] or every
-
-
 def of(rows: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:
     """The rows of one scenario."""
     return rows[rows[SCENARIO] == scenario.name]

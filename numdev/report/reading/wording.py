@@ -98,10 +98,6 @@ def alt(shown: Shown, words: Wording) -> str:
     return f"{title(shown, words)}. {how} at the means over seeds, with their 95 % confidence intervals."
 
 
-def _nothing(rows: pd.DataFrame) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Words:
     """The words for one operation; its module in `numdev.report.studies` declares them, and any other has the defaults.
@@ -126,8 +122,8 @@ class Words:
     methods: str = ""
     headlines: tuple[str, ...] = ()
     always: tuple[str, ...] = ()
-    inputs: Callable[[pd.DataFrame], str] = _nothing
-    describe: Callable[[pd.DataFrame], str] = _nothing
+    inputs: Callable[[pd.DataFrame], str] = lambda rows: ""
+    describe: Callable[[pd.DataFrame], str] = lambda rows: ""
     replicates: str = "replicates"
     cluster: str = "cluster"
     findings: Mapping[str, tuple[str, str]] = field(default_factory=dict)

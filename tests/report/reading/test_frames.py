@@ -100,6 +100,14 @@ def test_missing_and_torn_records_are_noted_and_the_rest_is_read(tmp_path: Path)
     assert results.points["key"].tolist() == ["a"]
 
 
+def test_results_of_several_kinds_are_one_table(tmp_path: Path) -> None:
+    """A row of a kind that has no outputs is of no primary one."""
+    own: dict[str, Any] = {"kind": "mine", "columns": {"mine": (Column("seed"), Column("size"))}}
+    found = load(store_of(tmp_path, record("a"), record("b", tables={"mine": [{"seed": 0, "size": 2.0}]}, **own)))
+    assert found.rows["primary"].tolist() == [True, False]
+    assert found.rows["size"].isna().tolist() == [True, False]
+
+
 def test_nothing_measured_still_loads(tmp_path: Path) -> None:
     store = store_of(tmp_path, record("a"))
     (tmp_path / "records" / "a.json").unlink()

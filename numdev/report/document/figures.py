@@ -11,10 +11,9 @@ import pandas as pd
 
 from numdev.errors import BadInput
 from numdev.report.claims.verdicts import ClaimResult
-from numdev.report.figures.plot import NEEDED, POINTS, Plot, default_of, plot_of
+from numdev.report.figures.plot import Plot, plot_of
 from numdev.report.figures.theme import to_png, to_svg
-from numdev.report.reading.frames import SPEED, TRAINING, Results, is_own
-from numdev.report.reading.scenarios import LABEL
+from numdev.report.reading.frames import SPEED, TRAINING, Results
 from numdev.report.reading.view import tidy
 from numdev.report.studies.registry import FIGURES, own_plot, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
@@ -120,6 +119,7 @@ def _picture(results: Results, study: str, name: str) -> Picture | str:
     plots = FIGURES | SPEED_FIGURES | own_plots(results.manifests[study])
     if name and name not in plots:
         return f"there is no figure {name}; there are {', '.join(plots)}"
+    picture: Picture | None
     if not name:
         try:
             picture = usual(results, study)
@@ -130,29 +130,19 @@ def _picture(results: Results, study: str, name: str) -> Picture | str:
         picture = Picture(plots[name], rows[rows["study"] == study])
     else:
         picture = Picture(plots[name], results.study(study, plots[name].table), about=plots[name].alt)
-    plot, rows = picture.plot, picture.rows
-    if rows.empty:
+    if picture is None or picture.rows.empty:
         return f"nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn"
-    if lacking := plot.lacks(rows):
+    if lacking := picture.plot.lacks(picture.rows):
         return f"figure {name} needs points with the labels {', '.join(lacking)}"
     return picture
 
 
-def usual(results: Results, study: str) -> Picture:
-    """The figure that a study describes; else, as of a sweep, its metric over its axes, or every point where it has too many.
+def usual(results: Results, study: str) -> Picture | None:
+    """The figure that a study describes; else, as of a sweep, its metric over its axes. None where nothing is measured.
 
     Raises:
-        BadInput: if the rows do not have what the study describes, or those of a kind of the user's own differ in nothing.
+        BadInput: if the rows do not have what the study describes, or have more lines than can be told apart.
     """
     manifest = results.manifests[study]
     rows = tidy(results, results.primary.where(study=study))
-    plot = own_plot(manifest, rows)
-    if plot is None and (results.kind == SPEED or is_own([manifest])):
-        plot = plot_of(rows, {})
-    elif plot is None and manifest["swept"] != [] and len(rows):
-        plot = default_of(rows)
-    if plot is not None:
-        return Picture(plot, rows)
-    names = [name for name in results.primary.columns if name in ("study", "key", *NEEDED) or name.startswith(LABEL)]
-    of_golden = results.primary.where(study=study, primary=True, reference="golden")
-    return Picture(POINTS, tidy(results, of_golden, names))
+    return None if rows.empty else Picture(own_plot(manifest, rows) or plot_of(rows, {}), rows)

@@ -22,10 +22,9 @@ from matplotlib.ticker import MaxNLocator
 
 from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
-from numdev.measurement.metrics import NONFINITE
 from numdev.report.figures import marks
 from numdev.report.figures.theme import GREY, MEANINGS, PAGE, SERIES, SMALL, freeze, styled
-from numdev.report.reading.frames import COMPARISON, DEFAULTS, is_broken
+from numdev.report.reading.frames import is_broken
 from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, ROLES, SCENARIO, TITLE, formats, ordered
 from numdev.report.reading.view import OF_A_COMPARISON, Shown, View, column_of, is_numeric, of_shadow, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
@@ -478,40 +477,3 @@ def _names(lines: Sequence[Key], selection: Shown, words: Wording) -> list[str]:
         differ = [words.values([name], [value]) for name, value, values in apart if len(values) > 1 and value is not None]
         named.append(", ".join([*map(words.value, selection.colour, key[:count]), *differ]) or "others")
     return named
-
-
-def default_of(frame: pd.DataFrame, usual_y: str = "") -> Plot | None:
-    """The figure of a table that nobody describes; None where its points are alike, or too many to be told apart."""
-    try:
-        return plot_of(frame, {}, usual_y)
-    except BadInput:
-        return None
-
-
-METRIC = "rmse"
-NEEDED = (SCENARIO, TITLE, ROLE, *COMPARISON, PRIMARY, "cluster", "format", METRIC, *NONFINITE)
-"""Columns of which `POINTS` is drawn, beside labels."""
-_MOST_ROWS = 40
-
-
-def draw_points(rows: pd.DataFrame) -> Figure:
-    """RMSE from golden of every point and of its baseline, a row for each."""
-    labels = [str(name) for name in rows if str(name).startswith(LABEL) and rows[name].notna().any()]
-
-    def name(values: Sequence[Any]) -> str:
-        pairs = zip(labels, values, strict=True)
-        return ", ".join(f"{one.removeprefix(LABEL)} = {value}" for one, value in pairs if not pd.isna(value)) or DEFAULTS
-
-    rows = rows.assign(point=list(map(name, rows[labels].itertuples(index=False))))
-    every = rows["point"].unique()
-    left = f"; the first {_MOST_ROWS} of {len(every)} points" if len(every) > _MOST_ROWS else ""
-    text = "", f"RMSE from golden, absolute{left}"
-    return draw(rows[rows["point"].isin(every[:_MOST_ROWS])], x="point", y={"RMSE": METRIC}, colour=["subject"], text=text)
-
-
-POINTS = Plot(
-    draw_points,
-    "One panel per scenario: the RMSE of the primary output from golden on a log axis, for every point of the study, geometric "
-    "means over seeds with their 95 % confidence intervals.",
-)
-"""Of a study that names no figure, and whose points no axes tell apart."""

@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from numdev.errors import BadInput
-from numdev.measurement.metrics import NONFINITE
-from numdev.report.figures.plot import POINTS, default_of, plot, plot_of
+from numdev.report.figures.plot import plot, plot_of
 from numdev.report.reading.view import View, usual, view_of
 
 
@@ -111,9 +110,8 @@ def test_without_a_word_the_longest_axis_of_numbers_lies_across() -> None:
     assert usual(frame).facet == ("scenario.title",)
     assert view_of(table(), {"x": "tiling.bc"}) == View("tiling.bc", "rmse", ("problem.n",))
     assert view_of(table(), {"colour": "problem.n"}) == View("tiling.bc", "rmse", ("problem.n",))
-    one = table()
-    assert default_of(one[one["key"] == "256 16"]) is not None, "a point alone is one mark"
-    assert default_of(one.iloc[:0]) is None
+    one = table().query("key == '256 16'")
+    assert len(lines(plot_of(one, {})(one))) == 1, "a point alone is one mark"
 
 
 @pytest.mark.parametrize(
@@ -180,48 +178,3 @@ def test_a_replicate_alone_has_no_interval() -> None:
     low, high = figure.axes[0].get_ylim()
     assert math.isfinite(low)
     assert math.isfinite(high)
-
-
-def points(labels: list[dict[str, Any]], error: float = 1e-3) -> pd.DataFrame:
-    """Three replicates of each point, and of its baseline with twice the error."""
-    head: dict[str, Any] = {
-        "scenario": "s",
-        "scenario.title": "s",
-        "scenario.role": "beyond",
-        "format": "",
-        "cluster": "",
-        "reference": "golden",
-    }
-    head |= {"output": "y", "primary": True} | dict.fromkeys(NONFINITE, 0)
-    return pd.DataFrame(
-        [
-            head
-            | {f"label.{name}": value for name, value in point.items()}
-            | {"key": str(place), "seed": seed, "subject": subject, "rmse": error * (place + 1) * factor * (1 + 0.01 * seed)}
-            for place, point in enumerate(labels)
-            for seed in range(3)
-            for subject, factor in (("variant", 1.0), ("baseline", 2.0))
-        ]
-    )
-
-
-@pytest.mark.parametrize("labels", [[{"policy": name} for name in "abc"], [{"first": "x", "block": 2}, {"first": "y"}], [{}]])
-def test_points_that_no_axes_tell_apart_have_rows(labels: list[dict[str, Any]]) -> None:
-    figure = POINTS(points(labels))
-    names = [", ".join(f"{name} = {value}" for name, value in point.items()) or "defaults" for point in labels]
-    shown = [text.get_text().replace(".0", "") for text in figure.axes[0].get_yticklabels()]
-    assert shown == names
-    places = [(float(one.lines[0].get_xdata()[0]), float(one.lines[0].get_ydata()[0])) for one in figure.axes[0].containers]  # type: ignore[attr-defined]
-    seeds = (1.0 * 1.01 * 1.02) ** (1 / 3)  # the geometric mean
-    each = itertools.product(((2, 0.28), (1, -0.28)), range(len(labels)))
-    expected = [(1e-3 * (place + 1) * factor * seeds, place + shift) for (factor, shift), place in each]
-    np.testing.assert_allclose(sorted(places), sorted(expected))
-
-
-def test_many_points_are_cut_and_counted_and_what_has_no_logarithm_is_a_word() -> None:
-    many = [{"policy": f"p{i}"} for i in range(50)]
-    figure = POINTS(points(many))
-    assert len(figure.axes[0].containers) == 2 * 40
-    assert figure.get_supxlabel().endswith("; the first 40 of 50 points")
-    assert not POINTS(points(many[:2], error=0.0)).axes[0].containers
-    assert not POINTS(points(many[:2]).assign(nan_count=1)).axes[0].containers

@@ -36,11 +36,6 @@ def swatch(shade: str, marker: str = "o", **look: Any) -> Line2D:
     return Line2D([], [], **{"color": shade, "marker": marker, "linestyle": "", **look})
 
 
-def legend(figure: Figure, keys: Mapping[str, Any], columns: int, place: Any = "outside upper right") -> None:
-    """Keys by their words, beyond the panels."""
-    figure.legend(list(keys.values()), list(keys), loc=place, ncols=columns, frameon=False)
-
-
 def no_figure(reason: str) -> Figure:
     """A strip that says why there is nothing to see."""
     figure = page(0.5)

@@ -225,18 +225,17 @@ _Look = dict[str, Any]
 _Cells = Mapping[Any, Interval | None]  # of a line, by x
 
 
-def plot_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> Plot:
+def plot_of(frame: pd.DataFrame, plot: Mapping[str, Any]) -> Plot:
     """The figure of a table.
 
     Args:
         frame: rows of results, as `numdev.report.reading.view` makes them, or of one study.
         plot: what the figure shows: `x`, `y`, `colour`, `facet`, `reference`; the rest is chosen by what differs in the table.
-        usual_y: the metric unless one is asked for; of deviations RMSE.
 
     Raises:
         BadInput: for a column that the table does not have, and for more lines or panels than one can tell apart.
     """
-    view = view_of(frame, plot, usual_y)
+    view = view_of(frame, plot)
     selection, words = shown(frame, view), wording_of(frame)
     _refuse_too_many(selection, view, frame["study"].unique().tolist() if "study" in frame else [])
     return Plot(lambda rows: _draw(shown(rows, view), words), alt(selection, words), title=title(selection, words))
@@ -264,13 +263,7 @@ def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure
     facets, lines = (_groups(selection.rows, columns) for columns in (selection.facet, selection.lines))
     parts = {facet: _groups(rows, selection.lines) for facet, rows in facets.items()}
     places = [x for (x,) in _groups(selection.rows, (selection.x,))]
-    values = {
-        facet: {
-            key: {x: marks.replicates(own, selection.metric) for (x,), own in _groups(rows, (selection.x,)).items()}
-            for key, rows in part.items()
-        }
-        for facet, part in parts.items()
-    }
+    values = {facet: {key: _cells(rows, selection) for key, rows in part.items()} for facet, part in parts.items()}
     every = [one for part in values.values() for line in part.values() for one in line.values()]
     in_rows, is_free = not is_numeric(selection.rows[selection.x]), QUANTITY in selection.facet
     room = min(0.5, 0.13 * max(map(len, parts.values()))) if sketch.symbol else 0.0  # for exponents
@@ -301,6 +294,11 @@ def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure
     has_cross = not in_rows and any(map(_is_broken, every))
     _legend(figure, list(looks.values()) if names else [], heading, in_rows=in_rows, has_cross=has_cross)
     return figure
+
+
+def _cells(rows: pd.DataFrame, selection: Shown) -> _Cells:
+    """The mean of each x, with its interval; None where a replicate holds NaN or Inf."""
+    return {x: marks.replicates(own, selection.metric) for (x,), own in _groups(rows, (selection.x,)).items()}
 
 
 def _row_names(selection: Shown, places: Sequence[Any], words: Wording) -> list[str]:

@@ -172,7 +172,7 @@ def of_shadow(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     return table
 
 
-def view_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> View:
+def view_of(frame: pd.DataFrame, plot: Mapping[str, Any]) -> View:
     """The view that `plot` states, with what it leaves open chosen as `usual` does.
 
     Raises:
@@ -183,7 +183,7 @@ def view_of(frame: pd.DataFrame, plot: Mapping[str, Any], usual_y: str = "") -> 
     columns = [column_of(frame, name, f"plot.{key}") for key, names in named.items() for name in names]
     if "y" in part:
         metric_of(frame, part["y"])
-    base = usual(frame, usual_y, without=columns, x=part.get("x"))
+    base = usual(frame, without=columns, x=part.get("x"))
     if "colour" in part or "facet" in part:  # whoever states one decides how the rest is shown
         base = replace(base, colour=(), facet=())
     return replace(base, **part)
@@ -310,7 +310,7 @@ def axes_of(frame: pd.DataFrame) -> list[str]:
     return [*circumstances, *(_differing(frame, LABEL) or _differing(frame, "problem.", "variant.")), *own]
 
 
-def usual(frame: pd.DataFrame, y: str = "", without: Iterable[str] = (), x: str | None = None) -> View:
+def usual(frame: pd.DataFrame, without: Iterable[str] = (), x: str | None = None) -> View:
     """The view of a sweep that nobody describes: a metric over its axes.
 
     Over the axis with the most different numbers, or where none has three, over the one with the most values. The next axis is
@@ -334,7 +334,7 @@ def usual(frame: pd.DataFrame, y: str = "", without: Iterable[str] = (), x: str 
     rest = [name for name in axes if name not in facet]
     if not facet and len(rest) > 1:
         facet.append(rest.pop(min(range(1, len(rest)), key=lambda i: counts[rest[i]])))
-    return View(x, y or _usual_metric(frame), tuple(map(spoken, rest)), tuple(map(spoken, facet)))
+    return View(x, _usual_metric(frame), tuple(map(spoken, rest)), tuple(map(spoken, facet)))
 
 
 def _usual_metric(frame: pd.DataFrame) -> str:

@@ -9,11 +9,8 @@ from numdev.report.studies import TEXTS, operation_words
 
 LENGTH = "problem.shape.keys"
 SAME_INPUTS = "golden_same_inputs"
-FIG4_RATIO = 10.0
-"""Golden et al. 2024, section IV.A, Figure 4: FlashAttention over the baseline at BF16, max difference from golden."""
 SYMBOLS = {"out": "O", "dq": "dQ", "dk": "dK", "dv": "dV", "delta": "delta"}
 """Symbols of the outputs."""
-GRADIENTS = ("dq", "dk", "dv")
 _KIND = "problem.source.kind"
 
 

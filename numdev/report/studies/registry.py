@@ -106,7 +106,7 @@ def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
     """The figures that a study's file, or its manifest, says how to draw, by name."""
     plots = {}
     for name, own in (fields.get("figures") or {}).items():
-        draw = partial(_draw, name, own.get("draw", _DRAW), own.get("options") or {})
+        draw = partial(_draw, own.get("draw", _DRAW), own.get("options") or {})
         plots[name] = Plot(draw, own["about"], tuple(own.get("needs", ())), own.get("title", ""), own.get("table", ""))
     return plots
 
@@ -114,13 +114,12 @@ def plots_of(fields: Mapping[str, Any]) -> dict[str, Plot]:
 def own_plots(manifest: Mapping[str, Any]) -> dict[str, Plot]:
     """Those of a study's manifest whose functions are there."""
     functions = {name: own.get("draw", _DRAW) for name, own in (manifest.get("figures") or {}).items()}
-    return {name: plot for name, plot in plots_of(manifest).items() if name in FIGURES or _is_there(functions[name])}
+    return {name: plot for name, plot in plots_of(manifest).items() if _is_there(functions[name])}
 
 
-def _draw(name: str, function: str, options: Mapping[str, Any], rows: pd.DataFrame) -> Any:
-    """Calls `module:name`, whose module is imported first here; one that has gone is that of the shipped figure of this name."""
-    shipped = FIGURES.get(name)
-    return resolve_name(function)(rows, **options) if shipped is None or _is_there(function) else shipped.draw(rows)
+def _draw(function: str, options: Mapping[str, Any], rows: pd.DataFrame) -> Any:
+    """Calls `module:name`, whose module is imported first here: one of a figure takes long, and most figures are not drawn."""
+    return resolve_name(function)(rows, **options)
 
 
 def _shipped() -> list[Chapter]:

@@ -430,5 +430,5 @@ def draw_losses(rows: pd.DataFrame) -> Figure:
         axes.tick_params(labelleft=not place % _ACROSS)
     keys = {"the reference": marks.swatch(GREY, "", linestyle="-", linewidth=1.2)}
     keys["the run, in the colour of what differs; a line per replicate"] = marks.swatch("black", "", linestyle="-", linewidth=0.6)
-    marks.legend(figure, keys, 2)
+    figure.legend(list(keys.values()), list(keys), loc="outside upper center", ncols=2, frameon=False)
     return figure

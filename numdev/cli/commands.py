@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numdev.cli.launch import Job
 
 FORMATS = ("parquet", "csv", "pdf", "html")
-_MOST_NAMED = 4  # studies after which the folder of their report is named
+_MOST_NAMED = 4  # studies after which the folder of their report is named; of more it has the name of the results
 _OF_A_STUDY = dict.fromkeys(("shard", "shards", "workers"), "it is of a study; give study= too")
 _OF_A_POINT = {
     "objective": "it is a figure of one point; leave it out",
@@ -90,7 +90,7 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
         return studies.dry_run(work, cfg)
     ended = studies.run(work, cfg)
     if "out" in cfg:
-        _make_report(cfg, reported, reported, kind="speed" if job.command == "speed" else "")
+        _make_report(cfg, reported, kind="speed" if job.command == "speed" else "")
     return ended
 
 
@@ -103,28 +103,18 @@ def error_map(cfg: DictConfig, job: Job) -> Ended:
 
 def report(cfg: DictConfig, _: Job) -> Ended:
     """Tables, figures and documents from what was measured."""
-    from numdev.results.store import Store
-
     _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if cfg.out is None:
-        names = chosen or [Path(cfg.results).resolve().name]
-        more = [f"and_{len(names) - _MOST_NAMED}_more"] if len(names) > _MOST_NAMED else []
-        cfg.out = f"reports/{'_'.join([*names[:_MOST_NAMED], *more])}"
-    about = chosen
-    if chosen == ["paper"]:
-        about = [str(name) for name in composer((config_folder(),)).load("paper")["studies"]]
-        held = Store(Path(cfg.results)).studies()
-        if absent := [name for name in about if name not in held]:
-            output().print(f"note: {cfg.results} holds no {', '.join(absent)}", markup=False, highlight=False)
-        chosen = [name for name in about if name in held] or about  # where none was measured, for the error to name
+        names = chosen if chosen and len(chosen) <= _MOST_NAMED else [Path(cfg.results).resolve().name]
+        cfg.out = f"reports/{'_'.join(names)}"
     head = {name: cfg[name] for name in ("title", "author") if cfg[name]}
     if cfg.format not in ("pdf", "html"):
         _refuse(cfg, dict.fromkeys(head, "it stands in a document; give format=pdf or format=html too"))
     plot = {name: value for name, value in plain(cfg.plot, resolve=True).items() if value is not None}
-    return Ended(0 if _make_report(cfg, chosen, about, plot=plot, **head) else BAD_OUTPUT)
+    return Ended(0 if _make_report(cfg, chosen, plot=plot, **head) else BAD_OUTPUT)
 
 
 def list_studies() -> int:
@@ -160,14 +150,14 @@ def _refuse_format(cfg: DictConfig) -> None:
         raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
 
 
-def _make_report(cfg: DictConfig, studies: list[str] | None, about: list[str] | None = None, **how: Any) -> bool:
-    """Whether all outputs in the report on some studies are sound; `about` are those requested, where not all are measured."""
+def _make_report(cfg: DictConfig, studies: list[str] | None, **how: Any) -> bool:
+    """Whether all outputs in the report on some studies are sound."""
     from numdev.report.document.folder import listed, replacing
     from numdev.report.document.report import make_report
 
     console, results, out = output(), Path(cfg.results), Path(cfg.out)
     last = listed(out)
-    with replacing(out, results, about or studies) as folder:
+    with replacing(out, results, studies) as folder:
         is_sound = make_report(results, folder, studies, console, formats=(cfg.get("format", "parquet"),), **how)
     if gone := [name for name in last if not (out / name).exists()]:
         console.print(f"removed of the last report: {', '.join(gone[:8])}{' and more' * (len(gone) > 8)}", markup=False)

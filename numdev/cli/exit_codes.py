@@ -22,43 +22,22 @@ if TYPE_CHECKING:
 FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT = 1, 2, 3, 5
 _WORST_FIRST = (BAD_INPUT, FAILED, BAD_OUTPUT, UNSUPPORTED)
 _OF_STATUS = {"ok": 0, "error": FAILED, "out_of_memory": FAILED, "unsupported": UNSUPPORTED}  # of every other one BAD_OUTPUT
-_TYPES = {
-    "to Integer": "give a whole number",
-    "to Float": "give a number",
-    "valid bool": "give true or false",
-    "to string": "give text",
-    "is not Optional": "it cannot be null",
-    "not a ListConfig": "give a list",
-}
-"""Which type a setting takes, by words of OmegaConf's message."""
 _OF_HYDRA = (HydraException, OmegaConfBaseException, YAMLError)
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one job ended. It crosses processes, as a launcher may run the job elsewhere; as a number it is the job's figure.
-
-    Attributes:
-        code: 0, or one of the codes above.
-        sentence: what was wrong; empty where nothing was, or where it has been shown.
-        figure: that of `objective`; None where there is none.
-        overrides: of the job.
-        number: the job's place in its sweep.
-        printed: what the job printed where the user does not see it.
-        key: of the record of the point that was measured; empty for other jobs.
-        row: figures, status and remark of the job in the table of a sweep, by column; empty where it has no row.
-        plan: of a dry run; None otherwise.
-    """
+    """How one job ended. It crosses processes, as a launcher may run the job elsewhere; as a number it is the job's figure."""
 
     code: int = 0
-    sentence: str = ""
-    figure: float | None = None
-    overrides: tuple[str, ...] = ()
-    number: int = 0
-    printed: str = ""
-    key: str = ""
-    row: Mapping[str, str] = field(default_factory=dict)
-    plan: Plan | None = None
+    sentence: str = ""  # what was wrong; empty where nothing was, or where it has been shown
+    figure: float | None = None  # that of `objective`
+    overrides: tuple[str, ...] = ()  # of the job
+    number: int = 0  # its place in the sweep
+    printed: str = ""  # by the job, where the user does not see it
+    key: str = ""  # of the record of the point that was measured; empty for other jobs
+    row: Mapping[str, str] = field(default_factory=dict)  # in the table of a sweep: figures, status and remark by column
+    plan: Plan | None = None  # of a dry run
 
     def __float__(self) -> float:
         """For a sweeper that minimises; one without a figure counts as failed."""
@@ -76,9 +55,7 @@ def worst(codes: Iterable[int]) -> int:
 def code_of_point(status: Status) -> int:
     """The code of a point asked for by itself, or as a job of a sweep: 0 only if it has figures of every element.
 
-    `FAILED` for an error and for too little memory; `UNSUPPORTED` if the variant cannot do what was asked for; `BAD_OUTPUT` for
-    NaN and Inf where golden is finite, for zeros alone where golden has others, and for an output of another shape, dtype or
-    device. A format that overflows ends so too: it is measured, and the command prints which output has how many.
+    A format that overflows ends with `BAD_OUTPUT`: it is measured, and the command prints which output has how many NaN and Inf.
     """
     return _OF_STATUS.get(status.value, BAD_OUTPUT)
 
@@ -88,9 +65,9 @@ def code_of_study(statuses: Iterable[Status]) -> int:
 
     Else 0 if one of its points has figures, as others may lack them by design. If none has, the worst code of its points.
     """
-    values = [status.value for status in statuses]
-    codes = {_OF_STATUS.get(value, BAD_OUTPUT) for value in values}
-    if "error" in values:
+    ended = set(statuses)
+    codes = set(map(code_of_point, ended))
+    if "error" in {status.value for status in ended}:
         return FAILED
     return BAD_OUTPUT if BAD_OUTPUT in codes else 0 if 0 in codes else worst(codes)
 
@@ -132,11 +109,10 @@ def sentence_of(error: Exception, known: Callable[[], Composer] = lambda: compos
     why, key = str(cause).splitlines()[0], re.search(r"full_key: (\S+)", str(cause))
     if isinstance(cause, InterpolationResolutionError):
         return f"{key[1] if key else 'config'}: {why}; refer to a setting that there is"
-    hint = next((hint for words, hint in _TYPES.items() if words in why), why)
     if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
-        return str(BadInput(merging[1].lstrip("+"), merging[2], hint))
+        return str(BadInput(merging[1].lstrip("+"), merging[2], why))
     if key:
-        return f"{key[1]}: {hint} (in a file of the config folders)"
+        return f"{key[1]}: {why} (in a file of the config folders)"
     return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
 
 

@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,21 +44,13 @@ _KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
 
 @dataclass(frozen=True)
 class Job:
-    """Hydra's task.
+    """Hydra's task: a command with its arguments, which all its jobs share."""
 
-    Attributes:
-        command: its name, that of a function of `numdev.cli.commands` unless `_FUNCTIONS` names another.
-        arguments: those of the command, of all its jobs.
-        tracebacks: whether an error passes with its traceback.
-        process: that of the command. A job that runs in another one returns what it prints.
-        ended: how the jobs ended, by number, in the process of the command: `hydra.main` drops what they return.
-    """
-
-    command: str
+    command: str  # a function of `numdev.cli.commands`, unless `_FUNCTIONS` names another
     arguments: tuple[str, ...] = ()
-    tracebacks: bool = False
-    process: int = field(default_factory=os.getpid)
-    ended: dict[int, Ended] = field(default_factory=dict)
+    tracebacks: bool = False  # whether an error passes with its traceback
+    process: int = field(default_factory=os.getpid)  # that of the command; a job in another one returns what it prints
+    ended: dict[int, Ended] = field(default_factory=dict)  # by the job's number: `hydra.main` drops what jobs return
 
     def __call__(self, cfg: DictConfig) -> Ended:
         """Run one job; an error ends it with a sentence, and the other jobs of a sweep continue."""
@@ -134,36 +126,39 @@ def launch(command: str, arguments: list[str]) -> int:
     prints one sentence for an error. If the user has set it, errors keep their tracebacks.
     """
     register()
-    tracebacks = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    job = Job(command, tuple(map(braced, arguments)), tracebacks)
+    argv, before = sys.argv, os.environ.get("HYDRA_FULL_ERROR", "")
+    job = Job(command, tuple(map(braced, arguments)), tracebacks=before == "1")
     try:
-        _run(job)
+        with tempfile.TemporaryDirectory() as scratch:
+            sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *ordered(command, job.arguments, scratch)], "1"
+            if (folder := parsed(job.arguments)[0].config_dir) is not None:
+                make_importable([SearchPathElement("command-line", folder)])  # callbacks, which Hydra makes first
+            try:
+                hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[command])(job)()
+            finally:
+                _show(job)
     except Exception as error:
-        if tracebacks or isinstance(error, BrokenPipeError):
+        if job.tracebacks or isinstance(error, BrokenPipeError):
             raise
         print(sentence_of(error, lambda: _composer(job)), file=sys.stderr)
         return code_of(error)
+    finally:
+        sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, before
     return worst(each.code for each in job.ended.values())
 
 
-def _run(job: Job) -> None:
-    """Run the jobs of a command; shows what they leave for its end, also where an error cuts it short."""
-    if (folder := parsed(job.arguments)[0].config_dir) is not None:
-        make_importable([SearchPathElement("command-line", folder)])  # callbacks, which Hydra makes first
-    try:
-        with tempfile.TemporaryDirectory() as scratch, process(ordered(job.command, job.arguments, scratch)):
-            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIGS[job.command])(job)()
-    finally:
-        ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
-        if rows := [(each.overrides, each.row) for each in ended if each.row]:
-            from numdev.cli import show
+def _show(job: Job) -> None:
+    """Show what the jobs leave for the end of the command: the table of a sweep, what was wrong, and what a dry run counted."""
+    ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
+    if rows := [(each.overrides, each.row) for each in ended if each.row]:
+        from numdev.cli import show
 
-            show.sweep("dry_run" if plans else job.command, rows)
-        for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
-            own = [" ".join(each.overrides) for each in ended if each.sentence == sentence]
-            print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
-        if plans:
-            print(sum(plans[1:], plans[0]))
+        show.sweep("dry_run" if plans else job.command, rows)
+    for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
+        own = [" ".join(each.overrides) for each in ended if each.sentence == sentence]
+        print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
+    if plans:
+        print(type(plans[0]).total(plans))
 
 
 def _composer(job: Job) -> Composer:
@@ -188,17 +183,6 @@ def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     for names in FLAGS_WITH_VALUE:
         parser.add_argument(*names.split(), nargs="?")
     return parser.parse_known_intermixed_args(arguments)
-
-
-@contextlib.contextmanager
-def process(arguments: Sequence[str]) -> Iterator[None]:
-    """Give Hydra its arguments, and have it raise errors, as HYDRA_FULL_ERROR does; both are put back at the end."""
-    argv, before = sys.argv, os.environ.get("HYDRA_FULL_ERROR", "")
-    sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *arguments], "1"
-    try:
-        yield
-    finally:
-        sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, before
 
 
 def braced(argument: str) -> str:

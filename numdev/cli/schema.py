@@ -138,7 +138,7 @@ class ReportConfig:
 
     results: str = setting("results", "folder of the records")
     out: str | None = setting(None, "folder of the report; null is that of the study, or else of the results, in reports")
-    studies: Any = setting(None, "a study, a list of studies, paper, or null for all that results have; study= is the same")
+    studies: Any = setting(None, "a study, a list of studies, or null for all that results have; study= is the same")
     format: str = setting(
         "parquet",
         "tables and figures, with a row per replicate in results.parquet; csv has these in results.csv, pdf adds report.pdf, "

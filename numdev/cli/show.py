@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,31 +51,24 @@ class Metrics(Enum):
     ALL = "all"
 
 
-@dataclass(frozen=True)
-class PointNames:
-    """A point by the names that the user knows.
+class PointNames(NamedTuple):
+    """A point by the names that the user knows."""
 
-    Attributes:
-        line: groups, the size of the problem and every stated setting, as overrides.
-        variant: the option that is measured, such as `tiled`.
-        baseline: the option of the baseline, such as `eager`.
-    """
-
-    line: str
-    variant: str
-    baseline: str
+    line: str  # groups, the size of the problem and every stated setting, as overrides
+    variant: str  # the option that is measured, such as `tiled`
+    baseline: str  # the option of the baseline, such as `eager`
 
     @classmethod
     def of(cls, request: Request) -> PointNames:
         """The names of what a request measures."""
         variant, said = build.kind_of(request), {one.name: str(one) for one in request.said.values()}
         groups = {name.partition(".")[0] for name in build.reads(request)} - {"baseline"}
-        read = {group: f"{group}={one}" for group, one in request.options.items() if group in groups and one != _USUAL}
-        shown = {variant.partition("=")[0]: variant} if "=" in variant else {}
-        size = {_SIZE: f"{_SIZE}={written(build.at(request.config, _SIZE))}"} if _SIZE in request.raw else {}
-        chosen = {group: said[group] for group in request.options if group in said}
-        line = " ".join((shown | read | chosen | size | said).values())
-        return cls(line, variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
+        names = {variant.partition("=")[0]: variant} if "=" in variant else {}
+        names |= {group: f"{group}={one}" for group, one in request.options.items() if group in groups and one != _USUAL}
+        names |= {group: said[group] for group in request.options if group in said}
+        if _SIZE in request.raw:
+            names[_SIZE] = f"{_SIZE}={written(build.at(request.config, _SIZE))}"
+        return cls(" ".join((names | said).values()), variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
 
 
 def point(
@@ -113,26 +105,26 @@ def sweep(command: str, jobs: Sequence[tuple[Sequence[str], Mapping[str, str]]])
     names = dict.fromkeys(name for own in settings for name in own)
     axes = [name for name in names if len({own.get(name) for own in settings}) > 1]
     shared = [f"{name}={value}" for name, value in settings[0].items() if name not in (*axes, *_NOT_IN_TITLE)]
-    header = [*axes, *dict.fromkeys(name for _, row in jobs for name in row if name != "status"), "status"]
-    lines = [header, *([{**own, **row}.get(name, "") for name in header] for own, (_, row) in zip(settings, jobs, strict=True))]
-    widths, console = [max(map(len, column)) for column in zip(*lines, strict=True)], output()
-    title = next((kind.title for kind in _KINDS.values() if kind.command == command), "nothing is measured")
+    figures = dict.fromkeys(name for _, row in jobs for name in row if name not in ("verdict", "status"))
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in (*axes, *figures, "status"):
+        table.add_column(name, justify="right" if name in figures else "left", no_wrap=True)
+    for own, (_, row) in zip(settings, jobs, strict=True):
+        status = Text(row["status"], _STYLES.get(row["status"].partition(",")[0], "red"))
+        table.add_row(*(own.get(name, "") for name in axes), *(row.get(name, "") for name in figures), status)
+    title, console = next((kind.title for kind in _KINDS.values() if kind.command == command), "nothing is measured"), output()
     console.print(Text("; ".join(filter(None, [title, " ".join(shared)]))), soft_wrap=True)
-    for *cells, status in lines:  # no rich table, which would wrap a long reason
-        padded = (c.ljust(w) if i < len(axes) else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths[:-1], strict=True)))
-        style = "bold" if status == "status" else _STYLES.get(status.partition(",")[0], "red")
-        console.print(Text.assemble("  ".join([*padded, ""]), (status, style)), soft_wrap=True)
+    console.width = 10_000  # a long reason is not cut
+    console.print(table)
 
 
 def outcome(name: str, done: Outcome) -> Text:
     """The result of a run of a study, in one line."""
-    parts = [f"{done.measured} measured in {done.seconds:.1f} s"]
-    if done.skipped:
-        parts.append(f"{done.skipped} already there")
-    ended = Counter(status for _, status, _ in done.failures)
+    ended, count = Counter(status for _, status, _ in done.failures), done.measured + done.skipped
+    parts = [f": {count} point{'s' * (count != 1)}", f"{done.measured} measured in {done.seconds:.1f} s"]
+    parts += [f"{done.skipped} already there"] if done.skipped else []
     parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
-    count = done.measured + done.skipped
-    return Text.assemble((name, "bold"), f": {count} point{'s' * (count != 1)}, ", ", ".join(parts))
+    return Text.assemble((name, "bold"), ", ".join(parts))
 
 
 def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
@@ -272,18 +264,17 @@ class _Kind(NamedTuple):
         return [f"{names.variant}: {cells} ({self.title}).", *filter(None, [record.kernel])]
 
 
+def _sides(record: Record) -> Columns:
+    return [(_COLUMNS[of], row) for row in record.rows if (of := (row["subject"], row["reference"])) in _COLUMNS]
+
+
+def _seeds(record: Record) -> Columns:
+    return [(f"seed {row['seed']}", derived(row)) for row in record.rows]
+
+
+_RATIO = "max_difference from golden, and variant / baseline with its 95 % interval"
 _KINDS = {
-    "deviation": _Kind(
-        "measure",
-        "max_difference from golden, and variant / baseline with its 95 % interval",
-        _deviation,
-        lambda record: [(_COLUMNS[of], row) for row in record.rows if (of := (row["subject"], row["reference"])) in _COLUMNS],
-    ),
-    "speed": _Kind(
-        "speed",
-        "time of one call, and its root mean square error",
-        _speed,
-        lambda record: [(f"seed {row['seed']}", derived(row)) for row in record.rows],
-    ),
+    "deviation": _Kind("measure", _RATIO, _deviation, _sides),
+    "speed": _Kind("speed", "time of one call, and its root mean square error", _speed, _seeds),
     "training": _Kind("train", "difference of the weights from those of the reference", _training, _last_steps),
 }

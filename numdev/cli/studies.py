@@ -12,14 +12,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from hydra.core.hydra_config import HydraConfig
@@ -43,35 +42,26 @@ THREADS = "OMP_NUM_THREADS"
 _REPLICATES = 100  # from which on processes are worth their start
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What measuring some points would take.
-
-    Attributes:
-        points: all of them.
-        there: of these, those whose figures are stored.
-        replicates: of the others.
-        bytes: that the largest of the others needs; 0 where it is not known.
-        free: memory of the device.
-    """
+class Plan(NamedTuple):
+    """What measuring some points would take."""
 
     points: int
-    there: int
-    replicates: int
-    bytes: int
-    free: int
+    there: int  # of these, those whose figures are stored
+    replicates: int  # of the others
+    bytes: int  # that the largest of the others needs; 0 where it is not known
 
-    @staticmethod
-    def of(points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, *, fresh: bool) -> Plan:
+    @classmethod
+    def of(cls, points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, *, fresh: bool) -> Plan:
         """The plan of points with their keys."""
         left = [point for key, point in points if not point.refused and (fresh or stored(store, key) is None)]
         needed = max((bench.kind.needed_bytes(point.problem, point.variant) for point in left), default=0)
         there = len(points) - len(left) - sum(bool(point.refused) for _, point in points)
-        return Plan(len(points), there, sum(point.seeds for point in left), needed, available_bytes(bench.device))
+        return cls(len(points), there, sum(point.seeds for point in left), needed)
 
-    def __add__(self, other: Plan) -> Plan:
-        bytes, free = max(self.bytes, other.bytes), min(self.free, other.free)
-        return Plan(self.points + other.points, self.there + other.there, self.replicates + other.replicates, bytes, free)
+    @classmethod
+    def total(cls, plans: Iterable[Plan]) -> Plan:
+        points, there, replicates, bytes = zip(*plans, strict=True)
+        return cls(sum(points), sum(there), sum(replicates), max(bytes))
 
     def row(self) -> dict[str, str]:
         """As text by column, for the table of a sweep or of several studies."""
@@ -80,9 +70,8 @@ class Plan:
         return {"points": str(self.points), "replicates": str(self.replicates), "memory": memory, "status": status}
 
     def __str__(self) -> str:
+        left = f"{self.replicates} replicates to measure, memory of the largest point {self.row()['memory']}"
         text = f"{self.points} point{'s' * (self.points != 1)}, {self.there} measured already"
-        row, free = self.row(), decimal(self.free)
-        left = f"{row['replicates']} replicates to measure: {row['memory']} of the {free} that are free"
         return f"{text}; {left if self.replicates else 'nothing is left to measure'}.\nNothing was measured or written."
 
 
@@ -95,8 +84,7 @@ def dry_run(work: Work, cfg: DictConfig) -> Ended:
             seen |= set(part)
     if work[1:]:
         show.sweep("dry_run", [([f"study={name}"], plan.row()) for name, plan in plans.items()])
-    first, *others = plans.values()
-    total = sum(others, first)
+    total = Plan.total(plans.values())
     return Ended(plan=total, row=total.row() if HydraConfig.get().mode is RunMode.MULTIRUN else {})
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -447,15 +446,6 @@ class TestReport:
         ran = numdev(*given)
         assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
         assert ran.err.startswith(f"{field}: ")
-
-    @pytest.mark.slow
-    def test_the_papers_studies_are_those_that_are_there(self, numdev: Command) -> None:
-        small = ("problem.n=32", "problem.head_dim=16", "seeds=2", "precision=bf16")
-        assert numdev("measure", "study=fig3", *small, "device=cpu").code in (0, 1)
-        ran = numdev("report", "study=paper", "out=o")
-        assert ran.code == 0, ran.err
-        assert "note: results holds no fig4, fig4_assumptions, fig5a, fig5b, fig6a, fig6b, fig6c" in ran.out
-        assert set(pd.read_csv("o/points.csv")["study"]) == {"fig3"}
 
     @pytest.mark.parametrize(
         ("arguments", "field"),

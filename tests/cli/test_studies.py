@@ -148,7 +148,7 @@ def test_gradients_and_functions_of_the_user_are_measured_by_workers(numdev: Com
     [
         (["study=toy", "workers=0"], "at least 1"),
         (["workers=2"], "give study= too"),
-        (["study=toy", "workers=two"], "whole number"),
+        (["study=toy", "workers=two"], "could not be converted to Integer"),
     ],
 )
 def test_workers_that_cannot_be_had_are_refused(numdev: Command, toy_configs: Path, settings: list[str], words: str) -> None:

@@ -105,17 +105,15 @@ def sweep(command: str, jobs: Sequence[tuple[Sequence[str], Mapping[str, str]]])
     names = dict.fromkeys(name for own in settings for name in own)
     axes = [name for name in names if len({own.get(name) for own in settings}) > 1]
     shared = [f"{name}={value}" for name, value in settings[0].items() if name not in (*axes, *_NOT_IN_TITLE)]
-    figures = dict.fromkeys(name for _, row in jobs for name in row if name not in ("verdict", "status"))
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (*axes, *figures, "status"):
-        table.add_column(name, justify="right" if name in figures else "left", no_wrap=True)
-    for own, (_, row) in zip(settings, jobs, strict=True):
-        status = Text(row["status"], _STYLES.get(row["status"].partition(",")[0], "red"))
-        table.add_row(*(own.get(name, "") for name in axes), *(row.get(name, "") for name in figures), status)
-    title, console = next((kind.title for kind in _KINDS.values() if kind.command == command), "nothing is measured"), output()
+    header = [*axes, *dict.fromkeys(name for _, row in jobs for name in row if name != "status"), "status"]
+    lines = [header, *([{**own, **row}.get(name, "") for name in header] for own, (_, row) in zip(settings, jobs, strict=True))]
+    widths, console = [max(map(len, column)) for column in zip(*lines, strict=True)], output()
+    title = next((kind.title for kind in _KINDS.values() if kind.command == command), "nothing is measured")
     console.print(Text("; ".join(filter(None, [title, " ".join(shared)]))), soft_wrap=True)
-    console.width = 10_000  # a long reason is not cut
-    console.print(table)
+    for *cells, status in lines:  # no rich table, which pads or cuts a long reason
+        padded = [c.ljust(w) if i < len(axes) else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=False))]
+        style = "bold" if status == "status" else _STYLES.get(status.partition(",")[0], "red")
+        console.print(Text.assemble("  ".join([*padded, ""]), (status, style)), soft_wrap=True)
 
 
 def outcome(name: str, done: Outcome) -> Text:

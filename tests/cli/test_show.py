@@ -110,7 +110,7 @@ class TestDryRun:
     def test_of_a_point_measures_and_writes_nothing(self, numdev: Command) -> None:
         ran = numdev("measure", *unless(("seeds=",), SMALL), "seeds=4", "dry_run=true")
         assert (ran.code, ran.err) == (0, "")
-        assert "1 point, 0 measured already; 4 replicates to measure: " in ran.out
+        assert "1 point, 0 measured already; 4 replicates to measure, " in ran.out
         assert "Nothing was measured or written." in ran.out
         assert not list(Path().iterdir())
 
@@ -123,10 +123,10 @@ class TestDryRun:
         ran = numdev("measure", *SMALL, "-m", "tiling.bc=8,16", "dry_run=true")
         assert (ran.code, ran.err) == (0, "")
         assert [line.rpartition("  ")[2] for line in jobs(ran.out)[:2]] == ["measured already", "to measure"]
-        assert "2 points, 1 measured already; 1 replicates to measure: " in ran.out
+        assert "2 points, 1 measured already; 1 replicates to measure, " in ran.out
         ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "dry_run=true", "device=cpu", "precision=bf16")
         assert ran.code == 0, ran.err
-        assert "3 points, 1 measured already; 2 replicates to measure: " in ran.out, "the point of the sweep is one of the study"
+        assert "3 points, 1 measured already; 2 replicates to measure, " in ran.out, "the point of the sweep is one of the study"
         assert there() == before
 
     def test_refuses_what_needs_figures_or_more_memory_than_there_is(self, numdev: Command) -> None:

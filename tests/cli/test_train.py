@@ -15,7 +15,6 @@ from numdev.cli.expand import Expander
 from numdev.errors import BadInput
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
-from numdev.settings import declared
 from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.tasks import Language, TextToImage
 from tests.cli.test_cli import Command, jobs, numdev
@@ -160,10 +159,3 @@ class TestCommand:
         assert ran.code == 2
         assert len(ran.err.strip().splitlines()) == 1
         assert re.match(said, ran.err), ran.err
-
-    def test_help_explains_every_setting(self, numdev: Command) -> None:
-        ran = numdev("train", "--help")
-        assert ran.code == 0
-        for one in declared(Rung):
-            assert " ".join(one.text.split()) in " ".join(ran.out.split())
-        assert all(f"    {option} " in ran.out or f"  {option} " in ran.out for option in LIBRARY.options("task"))

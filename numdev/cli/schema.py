@@ -170,6 +170,7 @@ _COMMANDS: dict[str, tuple[type, ...]] = {
 """The classes whose fields the configuration of each command has."""
 
 
+@cache
 def of_runs() -> set[str]:
     """The settings that are of a command, and not of the points that it measures."""
     kinds = {kind for kinds in _COMMANDS.values() for kind in kinds} - {NodesConfig}

@@ -103,7 +103,7 @@ def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: 
         number=HydraConfig.get().job.num if swept else store.count(name),
         command=shlex.join(["numdev", job.command, *command]),
         explicit=[*labels, *fixed],
-        composed=_plain({**values, **request.options}),  # what a figure can be drawn over
+        composed=_plain({**values, **request.options, **fixed}),  # what a figure can be drawn over
     )
     meanings = {column.name: [column.unit, column.meaning] for column in bench.settings}
     store.put_point(manifest_of(name, record.kind, title, settings=meanings, words=words, swept=list(swept)), point)

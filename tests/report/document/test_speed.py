@@ -111,9 +111,7 @@ def test_every_line_lies_within_its_panel(results: Path) -> None:
         assert len(figure.axes) == 2
         for axes in figure.axes:
             low, high = axes.get_ylim()
-            bars = [
-                bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)
-            ]  # the ends of wide intervals may leave it
+            bars = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]  # whose ends may leave it
             heights = [float(y) for bar in bars for y in np.asarray(bar.lines[0].get_ydata())]
             assert low <= min(heights) <= max(heights) <= high
 

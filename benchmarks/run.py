@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks import cast, distance, interception, overhead, roofline, tiled, training_task
 from benchmarks.timing import Result
 from numdev.results.environment import environment
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 
 SECTIONS = {
     "tiled": tiled,

@@ -29,7 +29,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton
 from numdev.measurement.speed import Budget, timed
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 
 MASKS = {"none": Mask(), "causal": Mask(causal=True)}
 _TOKENS, _WIDTH = 8192, 2048

@@ -19,7 +19,7 @@ from numdev.measurement.deviation import Place, head_of
 from numdev.report.document.export import to_csv
 from numdev.report.document.map import write_figures
 from numdev.report.figures.elements import element_errors
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 
 POLICIES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "FP32 inside, as kernels have it"}
 PROBLEM = nd.Problem(nd.Distribution(nd.Kind.UNIFORM), nd.Shape(queries=2048, keys=2048, head_dim=64))

@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 from torch.nn import functional
 
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 from numdev.training.data import Purpose, stream
 from numdev.training.scenes import CLASSIFIER, Classifier, Scenes, labels, scenes
 from numdev.training.tasks import TextToImage, seeded

@@ -17,8 +17,8 @@ from numdev.cli.exit_codes import UNSUPPORTED, Ended
 from numdev.cli.progress import output
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Place, Subject, head_of
-from numdev.results.record import Reference
-from numdev.results.store import refuse_unwritable, write_atomically
+from numdev.results.record import Reference, write_atomically
+from numdev.results.store import refuse_unwritable
 from numdev.settings import choice
 
 if TYPE_CHECKING:

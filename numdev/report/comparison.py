@@ -25,7 +25,7 @@ from numdev.report.document.tables import printed
 from numdev.report.reading.frames import METRIC_NAMES, Results
 from numdev.report.reading.scenarios import LABEL, SCENARIO, TITLE
 from numdev.report.statistics import Floats, Interval, holm, ratio, sign_test, significant, typical
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 
 COMPARABLE = (
     *("max_difference", "rmse", "mean_absolute", "std", "relative_frobenius", "relative_l1", "wasserstein"),

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum, StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypedDict
+
+from numdev.errors import StoreError
 
 
 class Use(Enum):
@@ -242,3 +248,34 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
     quantile: Callable[[int, float], Any] = stdtrit
     return float(quantile(freedom, 0.5 + confidence / 2))
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write `data` to `path` or nothing: temporary file, fsync, rename, fsync of the folder.
+
+    Two writers of one path each leave a whole file; the last rename stands.
+
+    Raises:
+        StoreError: if the disk is full or the folder cannot be written; the temporary file is removed.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.umask(mask := os.umask(0))
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except OSError as error:
+        hint = "free some space" if error.errno == errno.ENOSPC else "check that the folder exists and may be written"
+        raise StoreError(f"results: {path} could not be written ({error.strerror}); {hint}, then run again") from error
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    with suppress(OSError):  # not every file system lets a folder be opened
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

@@ -17,7 +17,7 @@ from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 from numdev.training.attend import ForwardAlone, Interception, Variant, callers, trainable
 from numdev.training.call import Arguments, Call
 

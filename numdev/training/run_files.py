@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from numdev.errors import BadInput, NumdevError
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 from numdev.training.state import State
 
 CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files

@@ -25,8 +25,7 @@ from numdev.errors import BadInput
 from numdev.measurement.metrics import wasserstein
 from numdev.measurement.operation import Operation, Output
 from numdev.measurement.runner import Context, Findings, Kind, Point
-from numdev.results.record import Column, Use
-from numdev.results.store import write_atomically
+from numdev.results.record import Column, Use, write_atomically
 from numdev.settings import declared
 from numdev.training.data import Text
 from numdev.training.loop import train

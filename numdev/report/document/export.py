@@ -21,8 +21,7 @@ from numdev.report.reading.scenarios import LABEL, ROLE, ROLES, SCENARIO, TITLE
 from numdev.report.reading.view import numbered
 from numdev.report.studies.registry import words_of
 from numdev.report.studies.speed import frame
-from numdev.results.record import Column, summary
-from numdev.results.store import write_atomically
+from numdev.results.record import Column, summary, write_atomically
 
 TEMPLATES = Path(__file__).resolve().parent / "templates"
 SUMMARISED = ("max_difference", "mean_absolute", "std", "rmse", "wasserstein", "max_ulp", "bias")

@@ -17,7 +17,7 @@ from numdev.report.reading.frames import SPEED, TRAINING, Results
 from numdev.report.reading.view import tidy
 from numdev.report.studies.registry import FIGURES, own_plot, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 
 
 @dataclass(frozen=True)

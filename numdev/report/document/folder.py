@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from numdev.errors import BadInput, StoreError
-from numdev.results.store import refuse_unwritable, write_atomically
+from numdev.results.record import write_atomically
+from numdev.results.store import refuse_unwritable
 
 MANIFEST = "report.json"
 

@@ -11,7 +11,7 @@ import pandas as pd
 from numdev.report.figures.elements import COLUMN, ROW, error_histogram, error_map
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.statistics import significant
-from numdev.results.store import write_atomically
+from numdev.results.record import write_atomically
 
 _MAP = "Errors of one head by row and column, in u max |{reference}|, blue below zero and red above, a ring at the largest."
 _HISTOGRAM = "The share of elements over their error in ulp, with a band of half an ulp on both sides."

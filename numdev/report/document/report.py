@@ -18,7 +18,8 @@ from numdev.report.document.tables import bad_outputs, claims_table, failures, p
 from numdev.report.reading.frames import SPEED, TRAINING, Results, load
 from numdev.report.studies.registry import claims_of
 from numdev.report.studies.speed import frame, latest, of_attention
-from numdev.results.store import Store, write_atomically
+from numdev.results.record import write_atomically
+from numdev.results.store import Store
 
 
 def make_report(

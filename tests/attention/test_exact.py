@@ -75,17 +75,6 @@ def test_any_small_problem(
     check(inputs, mask, scale)
 
 
-@pytest.mark.parametrize("mask", ["none", "all"])
-@pytest.mark.parametrize("workspace", [1, 5000])
-def test_streaming_over_rows_changes_no_bit(mask: str, workspace: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = draw((2, 4, 2, 37, 53, 24))
-    whole = Exact()(q, k, v, MASKS[mask])
-    monkeypatch.setitem(exact._WORKSPACE, "cpu", workspace)
-    parts = Exact()(q, k, v, MASKS[mask])
-    assert torch.equal(parts.out, whole.out)
-    assert torch.equal(lse_of(parts), lse_of(whole))
-
-
 def test_default_scale_and_formats() -> None:
     q, k, v = draw((1, 1, 1, 5, 9, 16))
     assert torch.equal(Exact()(q, k, v, Mask()).out, Exact()(q, k, v, Mask(), 0.25).out)

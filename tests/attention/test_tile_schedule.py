@@ -174,18 +174,6 @@ def test_every_share_is_added_once_and_the_run_ends(grid: Grid, more: int, seed:
     assert Counter(made) == grid.seen()
 
 
-@settings(max_examples=50, deadline=None)
-@given(grids(), st.integers())
-def test_the_order_of_a_unit_does_not_depend_on_speed_or_processors(grid: Grid, seed: int) -> None:
-    def by_unit(made: list[tuple[int, int, int, int]]) -> dict[tuple[int, int, int], list[int]]:
-        tiles: dict[tuple[int, int, int], list[int]] = {}
-        for head, h, unit, tile in made:
-            tiles.setdefault((head, h, unit), []).append(tile)
-        return tiles
-
-    assert by_unit(run(grid, grid.walkers, seed)) == by_unit(run(grid, grid.walkers + 40, seed + 1))
-
-
 @given(grids())
 def test_only_the_units_before_the_first_whole_one_need_a_mask(grid: Grid) -> None:
     for tile in range(grid.tiles):

@@ -25,17 +25,6 @@ tilings = st.builds(
 
 
 @given(tilings, st.integers(1, 200))
-def test_every_key_is_visited_once(tiling: Tiling, keys: int) -> None:
-    splits = tiling.key_tiles(keys)
-    assert len(splits) == tiling.splits
-    visited = [key for tiles in splits for first, last in tiles for key in range(first, last)]
-    assert sorted(visited) == list(range(keys))
-    for first, last in (tile for tiles in splits for tile in tiles):
-        assert first % tiling.bc == 0
-        assert last - first == min(tiling.bc, keys - first)
-
-
-@given(tilings, st.integers(1, 200))
 def test_the_order_is_the_one_stated(tiling: Tiling, keys: int) -> None:
     stated = [[(tile.start, tile.stop) for tile in tiles] for tiles in tile_orders(tiling, keys)]
     assert tiling.key_tiles(keys) == stated

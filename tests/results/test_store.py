@@ -104,7 +104,8 @@ class TestLongTables:
 
 class TestTornFiles:
     @pytest.mark.parametrize(
-        "left", [b"", b"{", b"[1]", b"\xff\xfe", b"null", b'{"key": "old", "status": "ok", "tables": {}, "columns": {}}']
+        "left",
+        [b"", b"{", b"[1]", b"\xff\xfe", b"\0" * 9, b'{"key": "old", "status": "ok", "tables": {}, "columns": {}}'],
     )
     def test_count_as_not_measured_and_are_noted(self, tmp_path: Path, left: bytes) -> None:
         store = Store(tmp_path)

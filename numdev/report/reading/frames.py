@@ -325,8 +325,8 @@ class _Table:
 
     def rows(self, columns: Iterable[str], points: pd.DataFrame) -> Rows:
         own = self.frame(columns)
-        if PRIMARY in own:  # a mask, also where there are no rows, or those of a kind that has no outputs
-            own[PRIMARY] = own[PRIMARY].eq(other=True).fillna(value=False).astype(bool)
+        if PRIMARY in own:  # a mask, also where there are no rows; the rows of a kind that has no outputs are primary
+            own[PRIMARY] = own[PRIMARY].ne(other=False).fillna(value=True).astype(bool)
         return Rows(points, own, np.array(self._points, dtype=np.int32))
 
 

@@ -101,10 +101,10 @@ def test_missing_and_torn_records_are_noted_and_the_rest_is_read(tmp_path: Path)
 
 
 def test_results_of_several_kinds_are_one_table(tmp_path: Path) -> None:
-    """A row of a kind that has no outputs is of no primary one."""
+    """The rows of a kind that has no outputs are all primary, so that its figures are drawn."""
     own: dict[str, Any] = {"kind": "mine", "columns": {"mine": (Column("seed"), Column("size"))}}
     found = load(store_of(tmp_path, record("a"), record("b", tables={"mine": [{"seed": 0, "size": 2.0}]}, **own)))
-    assert found.rows["primary"].tolist() == [True, False]
+    assert found.rows["primary"].tolist() == [True, True]
     assert found.rows["size"].isna().tolist() == [True, False]
 
 

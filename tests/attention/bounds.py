@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -117,23 +116,13 @@ def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]
     }
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """Absolute bounds on each element of the gradients."""
-
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-    delta: Tensor
-
-
 def backward_budget(
     precision: BackwardPrecision,
     inputs: tuple[Tensor, Tensor, Tensor, Tensor],
     mask: Mask,
     scale: float,
     product: float = 0.0,
-) -> Bounds:
+) -> dict[str, Tensor]:
     """For policies that are FP32 but for inputs, P, dS and outputs, from O and LSE of golden, rounded to the output and to FP32.
 
     With u of FP32, A the `reach` of the scores, `D = max_ij sum_t |do_it| |v_jt|`, and sums of tensor cores that may truncate,
@@ -172,7 +161,7 @@ def backward_budget(
     dq = scale * summed(ds, size, k, keys)
     dk = scale * _grouped(summed(ds.mT, size.mT, q, terms), group)
     dv = _grouped(summed(entering.mT, p.mT, do, terms), group)
-    return Bounds(dq, dk, dv, delta * torch.ones(q.shape[:3], dtype=torch.float64))
+    return {"dq": dq, "dk": dk, "dv": dv, "delta": delta * torch.ones(q.shape[:3], dtype=torch.float64)}
 
 
 def of_output(bound: Tensor, golden: Tensor, precision: BackwardPrecision) -> Tensor:

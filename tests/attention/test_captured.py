@@ -50,11 +50,7 @@ def test_the_tensors_that_ship() -> None:
     shipped = load_file(path)
     source, shape = Captured(), Shape(queries=256, keys=256, head_dim=32)
     assert source.replicates(shape) == 24
-    for seed in range(24):
-        layer, head = ("layer0", "layer5")[seed % 2], seed // 2
-        assert source.cluster(shape, seed) == layer
-        for tensor, part in zip(source.draw(shape, 1.0, seed), "qkv", strict=True):
-            assert torch.equal(tensor[0, 0], shipped[f"{layer}.{part}"][head].double())
+    assert [source.cluster(shape, seed) for seed in range(24)] == ["layer0", "layer5"] * 12
     whole = Captured(layer="layer5").draw(Shape(heads=12, kv_heads=12, queries=256, keys=256, head_dim=32), 1.0, 0)
     assert torch.equal(whole[0][0], shipped["layer5.q"].double())
     assert isinstance(source, Source)
@@ -62,40 +58,29 @@ def test_the_tensors_that_ship() -> None:
     assert (problem.mask, problem.scale) == (Mask(), None), "its metadata note no mask of a layer"
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("ndim", [3, 4])
-def test_formats_and_layouts(tmp_path: Path, dtype: torch.dtype, ndim: int) -> None:
-    """A batch before the heads is one row of heads; replicates are successive heads of a layer, and go round the layers."""
-    flat = {name: t.to(dtype) for name, t in layers("b", "a").items()}
-    stored = flat if ndim == 3 else {name: t.unflatten(0, (2, 2)).contiguous() for name, t in flat.items()}
-    source = Captured(save(tmp_path / "x.safetensors", stored))
-    shape = Shape(heads=2, kv_heads=2, queries=4, keys=5, head_dim=3)
-    for seed in range(4):
-        name, start = "ab"[seed % 2], 2 * (seed // 2)
-        for tensor, part, tokens in zip(source.draw(shape, 1.0, seed), "qkv", (4, 5, 5), strict=True):
-            assert tensor.dtype == torch.float64
-            assert torch.equal(tensor, flat[f"{name}.{part}"][None, start : start + 2, :tokens].double())
-    alone = Captured(source.path, "b").draw(shape, 1.0, 0)
-    assert all(torch.equal(one, other) for one, other in zip(alone, source.draw(shape, 1.0, 1), strict=True))
-    refused(lambda: Captured(source.path, "c"), field="problem.source.layer", hint="a, b")
-
-
 def with_do(tensors: Layers) -> Layers:
     """As `nd.capture` writes them of a training step; here dO is q with the heads in another order."""
     return tensors | {f"{name.removesuffix('.q')}.do": x.roll(1, -3) for name, x in tensors.items() if name.endswith(".q")}
 
 
-def test_grouped_heads_and_their_gradients_stay_with_their_keys(tmp_path: Path) -> None:
-    """Four heads share each head of k: replicates that took other shares would pair q with the wrong k."""
-    stored = with_do(layers("a", "b", heads=8, kv_heads=2))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ndim", [3, 4])
+def test_replicates_are_successive_heads_of_the_layers_in_turn(tmp_path: Path, dtype: torch.dtype, ndim: int) -> None:
+    """A batch before the heads is one row of heads. Four heads share each head of k, and stay with it."""
+    flat = {name: t.to(dtype) for name, t in with_do(layers("b", "a", heads=8, kv_heads=2)).items()}
+    stored = flat if ndim == 3 else {name: t.unflatten(0, (2, -1)).contiguous() for name, t in flat.items()}
     source = Captured(save(tmp_path / "x.safetensors", stored))
-    shape = Shape(heads=4, kv_heads=1, queries=5, keys=6, head_dim=3)
+    shape = Shape(heads=4, kv_heads=1, queries=4, keys=5, head_dim=3)
+    sizes = {"q": (4, 4), "k": (1, 5), "v": (1, 5), "do": (4, 4)}
     for seed in range(4):
-        (q, k, _), do, name, at = source.draw(shape, 1.0, seed), source.gradient(shape, seed), "ab"[seed % 2], seed // 2
+        name, at, do = "ab"[seed % 2], seed // 2, source.gradient(shape, seed)
         assert do is not None
-        for got, part in ((q, "q"), (do, "do")):
-            assert torch.equal(got, stored[f"{name}.{part}"][None, 4 * at : 4 * at + 4, :5].double())
-        assert torch.equal(k[0], stored[f"{name}.k"][at : at + 1].double())
+        for tensor, (part, (heads, tokens)) in zip((*source.draw(shape, 1.0, seed), do), sizes.items(), strict=True):
+            assert tensor.dtype == torch.float64
+            assert torch.equal(tensor, flat[f"{name}.{part}"][None, heads * at : heads * (at + 1), :tokens].double())
+    alone = Captured(source.path, "b").draw(shape, 1.0, 0)
+    assert all(torch.equal(one, other) for one, other in zip(alone, source.draw(shape, 1.0, 1), strict=True))
+    refused(lambda: Captured(source.path, "c"), field="problem.source.layer", hint="a, b")
     for heads, kv_heads in ((1, 1), (2, 1), (8, 8)):
         other = Shape(heads=heads, kv_heads=kv_heads, queries=6, keys=6, head_dim=3)
         refused(lambda shape=other: source.draw(shape, 1.0, 0), field="problem.kv_heads", hint="2 heads of k")  # type: ignore[misc]

@@ -139,9 +139,14 @@ def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> Non
     assert cost.as_computed(asked, model(Tiled(Precision.parse("fp16")))) is asked
 
 
-@given(masked(), st.integers(1, 8), st.integers(1, 8), st.booleans())
-def test_a_tiled_backward_pass_moves_what_its_tiles_meet(case: tuple[Mask, int, int, int], br: int, bc: int, twice: bool) -> None:
-    """Tile by tile and row by row, in bytes of FP16, and of FP32 for LSE, delta and the running sum of dQ."""
+@given(masked(), st.integers(1, 8), st.integers(1, 8), st.booleans(), st.booleans(), st.booleans())
+def test_a_tiled_backward_pass_moves_what_its_tiles_meet(
+    case: tuple[Mask, int, int, int], br: int, bc: int, twice: bool, first: bool, scaled: bool
+) -> None:
+    """Tile by tile and row by row, in bytes of FP16, and of FP32 for LSE, delta and the running sum of dQ.
+
+    Where the first tile stores its share, the sum of each row that sees a tile is read once less.
+    """
     shape, seen = Shape(case[1], 4, 2, *case[2:], 8), table(*case)[:, 0]
     problem = Problem(Distribution(), shape, case[0])
     assert cost.backward_operations(problem) == 10 * 8 * 4 * int(seen.sum())
@@ -159,20 +164,8 @@ def test_a_tiled_backward_pass_moves_what_its_tiles_meet(case: tuple[Mask, int, 
         for start in range(0, shape.queries, br):
             moved += 4 * 2 * 2 * 8 * extent(seen[b, start : start + br].any(0)) if twice else 0
     moved += rows * (2 * 2 * 8 + 2 * 4) if twice else 4 * q
-    moved += 2 * (q + 2 * kv)
-    model = CostModel(Algorithm.TILED, TWO, br, bc=bc, recomputes_twice=twice)
+    moved += 2 * (q + 2 * kv) + (2 * 4 * rows if scaled else 0)
+    moved -= 4 * 4 * 8 * sum(extent(entry.any(1)) for entry in seen) if first and not twice else 0
+    model = CostModel(Algorithm.TILED, TWO, br, bc=bc, recomputes_twice=twice, stores_first=first, scales_lse=scaled)
     assert cost.backward_tiled_bytes(problem, model, br, bc) == moved
     assert cost.cost_of(problem, model, CPU, backward=True) == (float(moved), br)
-
-
-@given(masked(), st.integers(1, 8))
-def test_what_is_stored_first_is_not_read(case: tuple[Mask, int, int, int], bc: int) -> None:
-    """The running sum of dQ of each row that sees a tile is read once less, and LSE goes in and out once more."""
-    shape, seen = Shape(case[1], 4, 2, *case[2:], 8), table(*case)[:, 0]
-    problem, plain = Problem(Distribution(), shape, case[0]), CostModel(Algorithm.TILED, TWO)
-    moved = cost.backward_tiled_bytes(problem, plain, bc, bc)
-    first = cost.backward_tiled_bytes(problem, replace(plain, stores_first=True), bc, bc)
-    met = [extent(torch.stack([part.any(1) for part in entry.split(bc, 1)]).any(0)) for entry in seen]
-    assert moved - first == 4 * 4 * 8 * sum(met)
-    scaled = cost.backward_tiled_bytes(problem, replace(plain, scales_lse=True), bc, bc)
-    assert scaled - moved == 2 * 4 * shape.batch * 4 * shape.queries

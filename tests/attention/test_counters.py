@@ -89,23 +89,20 @@ def test_counters_are_what_counting_gives(case: str, mask: str) -> None:
     assert counted == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_lazy_maximum_that_drops_a_tie_lets_p_saturate() -> None:
-    """Scores 288, 288 | 16, 16: the shift makes 576, which is NaN in E4M3 and not followed, so that P is exp(288) twice."""
-    precision = Precision.kernel(BF16).with_step(scores="e4m3fn", probabilities="e4m3fn:saturate")
-    k = torch.tensor([18.0, 18.0, 1.0, 1.0]).view(1, 1, 4, 1)
-    lazy = OnlineSoftmax(tie_shift=2.0, rescale_threshold=1.0)
-    counters = Tiled(precision, Tiling(2, 2), lazy)(torch.full((1, 1, 1, 1), 16.0), k, k, Mask(), 1.0).counters
-    assert counters["p_saturated"] == 0.5
-
-
-def test_a_distance_that_is_rounded_up_lets_p_saturate() -> None:
-    """Scores 0 | 8.785 below a threshold of 8.79: BF16 makes the distance 8.8125, and 2^8.8125 > 448 > 2^8.79."""
-    precision = Precision.kernel(BF16).with_step(exponential="bf16", probabilities="e4m3fn:saturate")
-    k = torch.tensor([0.0, 8.785]).view(1, 1, 2, 1)
-    lazy = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.79)
-    counters = Tiled(precision, Tiling(1, 1), lazy)(torch.ones(1, 1, 1, 1), k, k, Mask(), 1 / lazy.log_scale).counters
-    assert 2**8.79 < 448
-    assert counters["p_saturated"] == 0.5
+@pytest.mark.parametrize(
+    ("step", "scores", "lazy"),
+    [
+        # 288, 288 | 16, 16: the shift makes 576, which is NaN in E4M3 and not followed, so that P is exp(288) twice.
+        ({"scores": "e4m3fn"}, [288.0, 288.0, 16.0, 16.0], OnlineSoftmax(tie_shift=2.0, rescale_threshold=1.0)),
+        # 0 | 8.785 below a threshold of 8.79: BF16 makes the distance 8.8125, and 2^8.8125 > 448 > 2^8.79.
+        ({"exponential": "bf16"}, [0.0, 8.785], OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.79)),
+    ],
+)
+def test_a_lazy_maximum_may_let_p_saturate(step: dict[str, str], scores: list[float], lazy: OnlineSoftmax) -> None:
+    precision = Precision.kernel(BF16).with_step(probabilities="e4m3fn:saturate", **step)
+    k, half = torch.tensor(scores).view(1, 1, -1, 1), len(scores) // 2
+    got = Tiled(precision, Tiling(half, half), lazy)(torch.ones(1, 1, 1, 1), k, k, Mask(), 1 / lazy.log_scale)
+    assert got.counters["p_saturated"] == 0.5
 
 
 def test_a_row_whose_exponentials_are_all_lost_is_zero_and_counted() -> None:

@@ -18,7 +18,7 @@ from numdev.attention.kernels.hopper import order
 from numdev.attention.kernels.hopper.order import TILE, first_unit, first_whole, group_of, place, rank_at, unit_at
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision
-from numdev.attention.tile_schedule import Meeting, Sizes, Turns
+from numdev.attention.tile_schedule import Sizes, Turns
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
@@ -26,21 +26,6 @@ from tests.attention.test_tiled import GOLDEN, check_gradients
 from tests.cases import draw_all
 
 turns = st.builds(Turns, st.one_of(st.none(), st.integers(1, 5)), st.sampled_from([4, 8]), st.sampled_from([4, 8]))
-
-
-def pairs(found: list[Meeting]) -> list[tuple[int, int, int]]:
-    """Head, first query and first key, in their order."""
-    return [(head, start, meeting.keys[0]) for meeting in found for head in range(*meeting.heads) for start, _ in meeting.queries]
-
-
-@given(turns, st.integers(1, 3), st.integers(0, 9), st.integers(1, 40), st.integers(1, 60))
-def test_every_pair_meets_once(turn: Turns, group: int, first: int, more: int, keys: int) -> None:
-    sizes = Sizes(group, first, first + more, keys)
-    found = pairs(turn.meetings(Tiling(4, 4), sizes))
-    starts = {
-        start for unit in range(first, sizes.queries, turn.unit) for start in range(unit, min(unit + turn.unit, sizes.queries), 4)
-    }
-    assert Counter(found) == Counter((h, i, j) for h in range(group) for i in starts for j in range(0, keys, 4))
 
 
 @given(st.integers(1, 9), st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)), st.integers(1, 2))
@@ -59,7 +44,7 @@ def test_the_order_is_that_of_the_kernels(units: int, tiles: int, group: int | N
         assert own == [8 * unit + part * (8 // per) for unit in visited for part in range(per)]
 
 
-@settings(max_examples=12)
+@settings(max_examples=24)
 @given(
     turns,
     st.sampled_from([(2, 1), (2, 2)]),
@@ -70,6 +55,7 @@ def test_the_order_is_that_of_the_kernels(units: int, tiles: int, group: int | N
 def test_any_walk_in_double_precision_is_exact(
     turn: Turns, heads: tuple[int, int], sizes: tuple[int, int, int], mask: Mask, seed: int
 ) -> None:
+    """Every pair of tiles meets once: the share of one that is left out, or added twice, is larger than any error."""
     backward = TiledBackward(GOLDEN, BackwardPrecision.golden(), Tiling(4, 4), turns=turn)
     check_gradients(draw_all((1, *heads, *sizes), seed, spread=3.0), backward, mask)
 

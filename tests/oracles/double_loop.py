@@ -9,10 +9,10 @@ once are numdev's, which have oracles of their own. Here every operation takes t
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +46,6 @@ class Event:
     where: tuple[int, int, tuple[int, ...]]  # batch entry, head, rows
     seen: Tensor
     s: Tensor
-    m_old: Tensor
     alpha: Tensor
     p: Tensor
     p_scaled: Tensor
@@ -79,7 +78,7 @@ def tile_orders(tiling: Tiling, keys: int) -> list[list[range]]:
     """The KV tiles of each split in the order of their visit, as ranges of keys."""
     tiles = [range(start, min(start + tiling.bc, keys)) for start in range(0, keys, tiling.bc)]
     cuts = [round(i * len(tiles) / tiling.splits) for i in range(tiling.splits + 1)]
-    return [reordered(tiles[a:b], tiling) for a, b in pairwise(cuts)]
+    return [reordered(tiles[a:b], tiling) for a, b in itertools.pairwise(cuts)]
 
 
 def reordered(tiles: list[range], tiling: Tiling) -> list[range]:
@@ -113,11 +112,6 @@ def by_polynomial(x: Tensor, kind: Exponential) -> Tensor:
     for coefficient in reversed(kind.coefficients):
         value = value * fraction + coefficient
     return value * torch.exp2(whole)
-
-
-def exact_twin(kind: Exponential) -> Exponential:
-    """The exponential of alpha: the polynomials stand in for exp2 in P only (FlashAttention-4, section 3)."""
-    return Exponential(kind.binary)
 
 
 def once(operation: Operation, cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
@@ -211,12 +205,10 @@ class DoubleLoop:
         q_tiles = [range(i, min(i + self.tiling.br, len(q))) for i in range(0, len(q), self.tiling.br)]
         parts = []
         for kv_tiles in tile_orders(self.tiling, len(k)):
-            states = [self._start(q[rows.start : rows.stop], v) for rows in q_tiles]
-            if not self.keys_outside:
-                pairs = [(i, keys) for i in range(len(q_tiles)) for keys in kv_tiles]
-            else:
-                pairs = [(i, keys) for keys in kv_tiles for i in range(len(q_tiles))]
-            for i, keys in pairs:
+            sizes = [(len(rows), 1) for rows in q_tiles]
+            states = [State(q.new_full(size, NEVER), q.new_zeros(size), q.new_zeros(size[0], v.shape[1])) for size in sizes]
+            pairs = list(itertools.product(range(len(q_tiles)), kv_tiles))
+            for i, keys in sorted(pairs, key=lambda pair: kv_tiles.index(pair[1])) if self.keys_outside else pairs:
                 rows, cut = q_tiles[i], slice(keys.start, keys.stop)
                 tile_seen = seen[rows.start : rows.stop, cut]
                 event = self._step(states[i], q[rows.start : rows.stop], k[cut], v[cut], tile_seen, factor)
@@ -225,10 +217,6 @@ class DoubleLoop:
             parts.append((torch.cat([out for out, _ in ends]), torch.cat([lse for _, lse in ends])))
         out, lse = parts[0] if len(parts) == 1 else self._combine(parts)
         return self.precision.output(out), lse[:, 0]
-
-    @staticmethod
-    def _start(q: Tensor, v: Tensor) -> State:
-        return State(q.new_full((len(q), 1), NEVER), q.new_zeros(len(q), 1), q.new_zeros(len(q), v.shape[1]))
 
     def _step(self, state: State, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, factor: float) -> tuple[Any, ...]:
         """One pass through the body of the double loop."""
@@ -242,7 +230,8 @@ class DoubleLoop:
         m = torch.tensor([[new_maximum(old, new, soft)] for old, new in pairs], dtype=s.dtype)
         base = largest if soft.maximum is Maximum.LOCAL else m
         p = decayed(step.exponential, s, base, soft.exp)
-        alpha = decayed(step.rescale, state.m, m, exact_twin(soft.exp))
+        exact = Exponential(soft.exp.binary)  # polynomials stand in for exp2 in P only (FlashAttention-4, section 3)
+        alpha = decayed(step.rescale, state.m, m, exact)
         tile_sum, additions = running_sum(step.row_sum, p)
         kept = times(accumulate_l, state.l, alpha)
         p_scaled = p * soft.p_scale
@@ -253,7 +242,7 @@ class DoubleLoop:
             tile_sum = over(accumulate_l, tile_sum, soft.p_scale)
         product = over(accumulate_v, step.values(p_cast, v), soft.p_scale)
         if soft.maximum is Maximum.LOCAL:
-            beta = decayed(step.rescale, largest, m, exact_twin(soft.exp))
+            beta = decayed(step.rescale, largest, m, exact)
             tile_sum = times(accumulate_l, tile_sum, beta)
             product = times(step.accumulator, product, beta)
         new_l = add(accumulate_l, kept, tile_sum)
@@ -263,7 +252,7 @@ class DoubleLoop:
         else:
             new_o = add(step.accumulator, times(step.accumulator, state.o, kept), product)
             new_o = over(step.accumulator, new_o, torch.where(new_l == 0, 1.0, new_l))
-        event = (s, state.m, alpha, p, p_scaled, p_cast, state.l, additions)
+        event = (s, alpha, p, p_scaled, p_cast, state.l, additions)
         any_seen = seen.any(1, keepdim=True)
         state.m, state.l = torch.where(any_seen, m, state.m), torch.where(any_seen, new_l, state.l)
         state.o = torch.where(any_seen, new_o, state.o)
@@ -355,15 +344,10 @@ class BackwardDoubleLoop:
         return tiles(self.tiling.bc, len(head.k), self.tiling, self.tiling.order)
 
     def _head(self, head: Head, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Adds one query head to dQ, and to dK and dV of its KV head."""
-        for mine, keys in self._pairs(head):
+        """Adds one query head to dQ, and to dK and dV of its KV head: each tile of queries with each tile of keys."""
+        queries = tiles(self.tiling.br, len(head.q), self.tiling, self.query_order or self.tiling.order)
+        for mine, keys in itertools.product(queries, self._key_tiles(head)):
             self._pair(head, mine, keys, delta, scale, sums)
-
-    def _pairs(self, head: Head) -> list[tuple[range, range]]:
-        """Each tile of queries with each tile of keys."""
-        order = self.tiling.order if self.query_order is None else self.query_order
-        queries = tiles(self.tiling.br, len(head.q), self.tiling, order)
-        return [(mine, keys) for mine in queries for keys in self._key_tiles(head)]
 
     def _pair(
         self, head: Head, mine: range, keys: range, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]

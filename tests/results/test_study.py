@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -238,7 +237,3 @@ def test_killed_at_any_moment_it_resumes_to_the_same_results(tmp_path: Path, mon
     assert len(trials) == 5
     assert all(not trial.different for trial in trials)
     assert any(trial.is_midway for trial in trials)
-    record = next((tmp_path / "trial0" / "untimed" / "records").glob("*.json"))
-    record.write_bytes(record.read_bytes().replace(b'"seed":0', b'"seed":7'))
-    different: Callable[[Path, Path], Any] = module._different  # the comparison sees a single changed number
-    assert list(different(tmp_path / "whole", tmp_path / "trial0")) == [f"untimed/records/{record.name}"]

@@ -39,11 +39,11 @@ PORTABLE = (
     ("e4m3fn", 256, 512, 89),
 )
 MASKS = {"none": Mask(), "causal": Mask(causal=True), "all": Mask(True, 1000, (999,))}
-# Format, head_dim, mask, policy, compute capability
+# Format, head_dim, mask, compute capability
 BACKWARD = (
-    ("bf16", 128, "all", "kernel", 90),
-    ("bf16", 256, "causal", "kernel", 90),
-    ("fp32", 128, "none", "kernel", 89),
+    ("bf16", 128, "all", 90),
+    ("bf16", 256, "causal", 90),
+    ("fp32", 128, "none", 89),
 )
 # head_dim, Br, causal, unaligned, masked, padded
 HOPPER = (
@@ -128,36 +128,25 @@ def portable_forward(name: str, dim: int, queries: int, capability: int) -> list
     return [{"format": name, "dim": dim} | bounds | needs(kernel, capability)]
 
 
-def portable_backward(name: str, dim: int, masked: str, policy: str, capability: int) -> list[dict[str, Any]]:
-    """The backward kernels for a request, with their launches and the bounds on their shared memory."""
-    fmt, gpu = Format.parse(name), launch.Device(f"sm_{capability}", SHARED[capability])
-    launches = launch.choose_backward(fmt, dim, MASKS[masked], gpu)
-    made = []
-    for which, each in (("dk_dv", launches.keys), ("walk", launches.rows), ("delta", launches.rows)):
-        bounds = {"bound": launch.backward_shared_bytes(each, fmt, dim, which != "dk_dv"), "limit": gpu.shared}
-        made.append(backward_kernel(which, name, dim, masked, each, capability, policy) | bounds)
-    return made
-
-
-def backward_kernel(
-    which: str, name: str, dim: int, masked: str, chosen: launch.Launch, capability: int, policy: str
-) -> dict[str, Any]:
-    """One backward kernel for one request; `delta` is `walk` where it makes delta."""
-    tokens, exactly = 1000 if masked == "all" else 1024, policy != "kernel"
-    precision, recompute = getattr(BackwardPrecision, policy)(Format.parse(name)), Recompute(exponential=Exponential.EXP2)
-    request = portable.BackwardRequest(precision, recompute, launch.Launches(chosen, chosen), exactly=exactly)
-    of_rows, view = which != "dk_dv", forward.View(f"*{name}", "i32", "i32", "i32", "1")
-    factors, shape = device.Factors(dim**-0.5, 1.44, dim**-0.5), (tokens, tokens, dim)
-    values: dict[str, Any] = {"CODE": portable.backward_code(request, of_rows, MASKS[masked], shape, factors)}
-    if of_rows:
-        values["DELTA"] = which == "delta"
-    types: dict[str, Any] = dict.fromkeys(("q", "k", "v", "do"), view)
-    types |= dict.fromkeys(("dq", "dk", "dv"), "*fp32" if exactly else f"*{name}")
-    types |= {"saved": device.Saved("*fp32", "*fp32"), "lengths": "*i32"}
+def portable_backward(name: str, dim: int, masked: str, capability: int) -> list[dict[str, Any]]:
+    """The backward kernels for a request, with the bounds on their shared memory; `delta` is `walk` where it makes delta."""
+    fmt, gpu, mask = Format.parse(name), launch.Device(f"sm_{capability}", SHARED[capability]), MASKS[masked]
+    launches = launch.choose_backward(fmt, dim, mask, gpu)
+    request = portable.BackwardRequest(BackwardPrecision.kernel(fmt), Recompute(exponential=Exponential.EXP2), launches)
+    tokens, factors = 1000 if masked == "all" else 1024, device.Factors(dim**-0.5, 1.44, dim**-0.5)
+    types: dict[str, Any] = dict.fromkeys(("q", "k", "v", "do"), forward.View(f"*{name}", "i32", "i32", "i32", "1"))
+    types |= dict.fromkeys(("dq", "dk", "dv"), f"*{name}") | {"saved": device.Saved("*fp32", "*fp32"), "lengths": "*i32"}
     types |= {"factors": device.Factors(*["fp32"] * 3), "sizes": forward.Sizes(*["i32"] * 7)}
-    options = {"num_warps": chosen.warps, "num_stages": chosen.stages, "enable_fp_fusion": not exactly}
-    kernel = compile_for(device.walk if of_rows else device.dk_dv, values, types, capability, options)
-    return {"kernel": which, "format": name, "dim": dim, "mask": masked, "policy": policy} | needs(kernel, capability)
+    made = []
+    for which, chosen in (("dk_dv", launches.keys), ("walk", launches.rows), ("delta", launches.rows)):
+        of_rows = which != "dk_dv"
+        values: dict[str, Any] = {"CODE": portable.backward_code(request, of_rows, mask, (tokens, tokens, dim), factors)}
+        values |= {"DELTA": which == "delta"} if of_rows else {}
+        options = {"num_warps": chosen.warps, "num_stages": chosen.stages}
+        kernel = compile_for(device.walk if of_rows else device.dk_dv, values, types, capability, options)
+        bounds = {"bound": launch.backward_shared_bytes(chosen, fmt, dim, of_rows), "limit": gpu.shared}
+        made.append({"kernel": which, "format": name, "dim": dim, "mask": masked} | bounds | needs(kernel, capability))
+    return made
 
 
 def descriptor(dtype: Any, *block: int) -> str:
@@ -240,7 +229,7 @@ def test_the_chosen_backward_tiles_fit_and_stay_in_registers() -> None:
     """
     for kernel in in_a_process("backward"):
         assert kernel["shared"] <= kernel["bound"] <= kernel["limit"], kernel
-        if kernel["capability"] == 90 and kernel["policy"] == "kernel" and kernel["format"] != "fp32":
+        if kernel["capability"] == 90 and kernel["format"] != "fp32":
             assert kernel["stack"] == kernel["spills"] == 0 or kernel["kernel"] == "delta", kernel
             assert kernel["wgmma"] > 0 or kernel["dim"] > 128, kernel
             assert not kernel["warnings"] or kernel["dim"] > 128, kernel

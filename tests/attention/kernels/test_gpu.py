@@ -24,7 +24,7 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import Unsupported
-from tests.attention.test_triton import check, check_gradients, padded, padded_gradients, poison
+from tests.attention.test_triton import check, check_gradients, padded, poison
 from tests.cases import MASKS, U64, Inputs, Sizes, draw, draw_all, lse_of, on, output_error, reach
 from tests.oracles import multiprecision
 from tests.oracles.table import assert_same
@@ -148,7 +148,7 @@ def test_what_padding_holds_touches_nothing(value: float, causal: bool) -> None:
         for br, lengths in itertools.product((128, 192) if sizes[-1] == 64 else (128,), ((260, 0, 1), (256, 128, 127))):
             padded(replace(FORWARD_HOPPER, br=br), sizes, lengths, value, "cuda", causal=causal)
     for dim in (64, 128):
-        padded_gradients(HOPPER, (3, 4, 2, 515, 643, dim), LENGTHS, value, "cuda", causal=causal)
+        padded(HOPPER, (3, 4, 2, 515, 643, dim), LENGTHS, value, "cuda", causal=causal)
 
 
 @on_hopper

@@ -60,32 +60,29 @@ def near_golden(got: Gradients, inputs: Inputs, mask: Mask, fmt: Format) -> None
     assert bool((got.dq.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"
 
 
+CPU_FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+ON_A_CPU: list[tuple[Backend, Format, str, Sizes]] = [
+    *((Backend.FLASH, fmt, mask, SIZES) for fmt, mask in ((FP32, "none"), (BF16, "causal"), (FP16, "none"))),
+    *((Backend.MATH, fmt, mask, (2, 4, 2, 53, 53, 24)) for fmt, mask in ((FP32, "none"), (BF16, "window"), (FP32, "lengths"))),
+]
+
+
 @on_cpu
-@pytest.mark.parametrize(("fmt", "mask"), [(FP32, "none"), (BF16, "causal"), (FP16, "none")])
-def test_flash_on_a_cpu(fmt: Format, mask: str) -> None:
-    """Two tiles of queries and one of keys, whose sums are kept in the format of the outputs."""
-    variant = SdpaBackward(Backend.FLASH, fmt)
-    inputs = variant.round_inputs(*draw_all(SIZES))
-    assert near(Sdpa(Backend.FLASH, fmt), inputs, MASKS[mask]).startswith("aten::_scaled_dot_product_flash_attention_for_cpu")
-    got = variant(*inputs, MASKS[mask])
+@pytest.mark.parametrize(("backend", "fmt", "mask", "sizes"), ON_A_CPU)
+def test_sdpa_on_a_cpu(backend: Backend, fmt: Format, mask: str, sizes: Sizes) -> None:
+    """Flash in two tiles of queries, whose sums are kept in the format of the outputs; math in FP32 inside.
+
+    Of heads in groups gradients of each head are rounded before they are summed.
+    """
+    variant = SdpaBackward(backend, fmt)
+    inputs = variant.round_inputs(*draw_all(sizes))
+    ran, got = near(Sdpa(backend, fmt), inputs, MASKS[mask]), variant(*inputs, MASKS[mask])
     near_golden(got, inputs, MASKS[mask], fmt)
-    assert got.kernel == "aten::_scaled_dot_product_flash_attention_for_cpu_backward"
+    assert ran.startswith(CPU_FLASH) if backend is Backend.FLASH else ran
+    assert got.kernel == (f"{CPU_FLASH}_backward" if backend is Backend.FLASH else "aten::_softmax_backward_data")
     assert got.delta is None
     assert {tensor.dtype for tensor in got.tensors().values()} == {fmt.dtype}
     assert tuple(got.tensors()) == tuple(variant.formats)
-
-
-@on_cpu
-@pytest.mark.parametrize(("fmt", "mask"), [(FP32, "none"), (BF16, "window"), (FP32, "lengths")])
-def test_math_on_a_cpu(fmt: Format, mask: str) -> None:
-    """FP32 inside on a CPU; gradients of each head are rounded before those of a group are summed."""
-    variant = SdpaBackward(Backend.MATH, fmt)
-    inputs = variant.round_inputs(*draw_all((2, 4, 2, 53, 53, 24)))
-    assert near(Sdpa(Backend.MATH, fmt), inputs, MASKS[mask])
-    got = variant(*inputs, MASKS[mask])
-    near_golden(got, inputs, MASKS[mask], fmt)
-    assert got.kernel == "aten::_softmax_backward_data"
-    assert got.dk.dtype == fmt.dtype
 
 
 @pytest.mark.parametrize("mask", ["none", "window", *HIDING])

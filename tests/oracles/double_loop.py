@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,28 +74,29 @@ def is_fully_masked(mask: Mask, batch: int, queries: int, keys: int) -> Tensor:
     return torch.stack([~visibility(mask, b, queries, keys).any(-1) for b in range(batch)])
 
 
+def tiles(size: int, length: int) -> list[range]:
+    """The tiles of a dimension."""
+    return [range(start, min(start + size, length)) for start in range(0, length, size)]
+
+
 def tile_orders(tiling: Tiling, keys: int) -> list[list[range]]:
     """The KV tiles of each split in the order of their visit, as ranges of keys."""
-    tiles = [range(start, min(start + tiling.bc, keys)) for start in range(0, keys, tiling.bc)]
-    cuts = [round(i * len(tiles) / tiling.splits) for i in range(tiling.splits + 1)]
-    return [reordered(tiles[a:b], tiling) for a, b in itertools.pairwise(cuts)]
+    cut = tiles(tiling.bc, keys)
+    ends = [round(i * len(cut) / tiling.splits) for i in range(tiling.splits + 1)]
+    return [reordered(cut[a:b], tiling, tiling.order) for a, b in itertools.pairwise(ends)]
 
 
-def reordered(tiles: list[range], tiling: Tiling) -> list[range]:
-    left = list(tiles)
-    if tiling.order is Order.FORWARD:
-        return left
-    if tiling.order is Order.REVERSE:
-        return list(reversed(left))
-    if tiling.order is Order.RANDOM:
+def reordered(tiles: list[range], tiling: Tiling, order: Order) -> list[range]:
+    left, visited = list(tiles), list[range]()
+    if order is Order.REVERSE:
+        left.reverse()
+    if order is Order.RANDOM:
         random.Random(tiling.seed).shuffle(left)
-        return left
-    if tiling.order is Order.STRIDED:
-        return sorted(left, key=lambda tile: (tiles.index(tile) % tiling.stride, tile.start))
-    visited: list[range] = []
-    while left:
+    if order is Order.STRIDED:
+        left.sort(key=lambda tile: (tiles.index(tile) % tiling.stride, tile.start))
+    while order is Order.OUTSIDE_IN and left:
         visited.append(left.pop(0 if len(visited) % 2 == 0 else -1))
-    return visited
+    return visited or left
 
 
 def exponential(x: Tensor, kind: Exponential) -> Tensor:
@@ -202,7 +203,7 @@ class DoubleLoop:
             inputs = self.precision.inputs
             cast = inputs if isinstance(inputs, Cast) else Cast(format_of(q.dtype))
             q, factor = times(cast, q.double(), factor).to(q.dtype), 1.0
-        q_tiles = [range(i, min(i + self.tiling.br, len(q))) for i in range(0, len(q), self.tiling.br)]
+        q_tiles = tiles(self.tiling.br, len(q))
         parts = []
         for kv_tiles in tile_orders(self.tiling, len(k)):
             sizes = [(len(rows), 1) for rows in q_tiles]
@@ -287,12 +288,6 @@ class DoubleLoop:
         return out, whole
 
 
-def tiles(size: int, length: int, tiling: Tiling, order: Order) -> list[range]:
-    """The tiles of a dimension in an order."""
-    cut = [range(start, min(start + size, length)) for start in range(0, length, size)]
-    return reordered(cut, replace(tiling, order=order))
-
-
 def rows(x: Tensor, tile: range) -> Tensor:
     return x[tile.start : tile.stop]
 
@@ -341,11 +336,11 @@ class BackwardDoubleLoop:
         return made
 
     def _key_tiles(self, head: Head) -> list[range]:
-        return tiles(self.tiling.bc, len(head.k), self.tiling, self.tiling.order)
+        return reordered(tiles(self.tiling.bc, len(head.k)), self.tiling, self.tiling.order)
 
     def _head(self, head: Head, delta: Tensor, scale: float, sums: tuple[Tensor, Tensor, Tensor]) -> None:
         """Adds one query head to dQ, and to dK and dV of its KV head: each tile of queries with each tile of keys."""
-        queries = tiles(self.tiling.br, len(head.q), self.tiling, self.query_order or self.tiling.order)
+        queries = reordered(tiles(self.tiling.br, len(head.q)), self.tiling, self.query_order or self.tiling.order)
         for mine, keys in itertools.product(queries, self._key_tiles(head)):
             self._pair(head, mine, keys, delta, scale, sums)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pkgutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ if not torch.cuda.is_available():
 
 if TYPE_CHECKING:
     from numdev.results.store import Store
+    from tests.cli.commands import Command
 
 ROOT = Path(__file__).resolve().parent.parent
 COMPILED = ("numdev.attention.kernels",)  # Triton compiles sources, and a check has none
@@ -82,6 +84,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "toy_results" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("toy_results"))
+
+
+@pytest.fixture
+def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    """`numdev("measure", "seeds=1")` runs that command in an empty folder, and forgets what it imported from there."""
+    from numdev import sources
+    from numdev.cli.main import main
+    from tests.cli.commands import Ran
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sources, "_SEEN", {})
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+
+    def run(*arguments: str) -> Ran:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(arguments)
+        captured = capsys.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Ran(ended.value.code, captured.out, captured.err)
+
+    yield run
+    for name, module in list(sys.modules.items()):
+        if str(tmp_path) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

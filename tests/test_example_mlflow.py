@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli import SMALL, STUDY, Command, numdev
-
-__all__ = ["numdev"]  # the fixture
+from tests.cli.commands import SMALL, STUDY, Command
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "mlflow"
 

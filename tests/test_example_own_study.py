@@ -14,10 +14,8 @@ from numdev.report.document.context import Part, context
 from numdev.report.reading.frames import load
 from numdev.report.studies.registry import claims_of
 from numdev.results.store import Store
-from tests.cli.test_cli import Command, numdev
+from tests.cli.commands import Command
 from tests.docs_commands import blocks
-
-__all__ = ["numdev"]  # the fixture
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "examples" / "own_study" / "configs" / "study"

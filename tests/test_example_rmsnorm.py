@@ -20,9 +20,7 @@ from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store
-from tests.cli.test_cli import Command, numdev, unless
-
-__all__ = ["numdev"]  # the fixture
+from tests.cli.commands import Command, unless
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "rmsnorm"
 CONFIGS = ("--config-dir", str(EXAMPLE / "configs"))

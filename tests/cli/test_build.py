@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 
 from numdev.arithmetic.formats import BF16, E5M2, FP32
 from numdev.arithmetic.products import Dot
@@ -28,6 +27,7 @@ from numdev.cli.compose import composer, config_folder, written
 from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured
 from numdev.settings import declared
+from tests.cli import commands
 
 COMPOSER = composer((config_folder(),))
 FUNCTION = "tests.cli.test_build:some_attention"
@@ -110,8 +110,7 @@ MADE: list[tuple[str, str, Any]] = [
 
 @pytest.mark.parametrize(("node", "settings", "expected"), MADE, ids=[f"{node} {settings}" for node, settings, _ in MADE])
 def test_settings_make_what_python_makes(node: str, settings: str, expected: Any) -> None:
-    values = (text.partition("=")[::2] for text in settings.split())
-    assert made(node, {name: yaml.safe_load(value) for name, value in values}) == expected
+    assert made(node, commands.settings(settings)) == expected
 
 
 @pytest.mark.parametrize("group", ["problem", "attention", "baseline"])

@@ -1,101 +1,21 @@
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from numdev import sources
 from numdev.attention.groups import GROUPS
 from numdev.cli import launch, schema
-from numdev.cli.compose import composer, config_folder
-from numdev.cli.main import COMMANDS, main
+from numdev.cli.compose import config_folder
+from numdev.cli.main import COMMANDS
 from numdev.measurement.metrics import METRICS
 from numdev.measurement.runner import Runner
 from numdev.results.record import Status
 from numdev.results.store import Store
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-SMALL = ("problem.n=32", "problem.head_dim=8", "seeds=1", "device=cpu")
-STUDY = """\
-title: Toy
-base: {problem.n: 32, problem.head_dim: 8, seeds: 1}
-axes: {precision: [bf16, fp16], tiling.bc: [8, 16, 32]}
-"""
-
-
-@dataclass(frozen=True)
-class Ran:
-    """What a command printed, and how it ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Ran]
-
-
-def unless(stated: tuple[str, ...], usual: tuple[str, ...]) -> list[str]:
-    """The usual settings but for those that are stated: a setting is given once."""
-    names = {text.partition("=")[0] for text in stated}
-    return [text for text in usual if text.partition("=")[0] not in names]
-
-
-@pytest.fixture
-def numdev(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
-    """`numdev("measure", "seeds=1")` runs that command in an empty folder, and forgets what it imported from there."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sources, "_SEEN", {})
-    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
-
-    def run(*arguments: str) -> Ran:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main(arguments)
-        captured = capsys.readouterr()
-        assert isinstance(ended.value.code, int)
-        return Ran(ended.value.code, captured.out, captured.err)
-
-    yield run
-    for name, module in list(sys.modules.items()):
-        if str(tmp_path) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
-
-
-@pytest.fixture
-def toy_configs(tmp_path: Path) -> Path:
-    """A config folder with the study `toy`."""
-    folder = tmp_path / "mine"
-    (folder / "study").mkdir(parents=True)
-    (folder / "study" / "toy.yaml").write_text(STUDY)
-    return folder
-
-
-def jobs(out: str) -> list[str]:
-    """The lines of a sweep's jobs, below a title and the names of the columns."""
-    return [line.rstrip() for line in out.splitlines()[2:]]
-
-
-def python(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    search = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, *arguments],
-        check=False,
-        cwd=cwd,
-        env=os.environ | {"PYTHONPATH": search, "COLUMNS": "120"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+from tests.cli.commands import SMALL, STUDY, Command, jobs, python, refusal
 
 
 class TestHelp:
@@ -133,86 +53,11 @@ class TestHelp:
             text = of_training if name.startswith("rung.") else ours
             said = " ".join((f"{one.unit}: {one.text}" if one.unit else one.text).split())
             assert re.search(rf" {re.escape(name)}=\S* {re.escape(said)}", text), name
-        for name in composer((config_folder(),)).known():
-            if name == "baseline.numerics":
-                assert name in of_training
-                continue
-            assert name in ours or name == "operation" or ".fmt." in name, name
 
     @pytest.mark.parametrize("command", ["speed", "train", "report", "compare"])
     def test_fits_80_columns(self, numdev: Command, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         assert max(map(len, numdev(command, "--help").out.splitlines())) <= 80
-
-    def test_unknown_command_names_the_nearest(self, numdev: Command) -> None:
-        ran = numdev("mesure")
-        assert ran.code == 2
-        assert "did you mean measure" in ran.err
-
-
-BAD = [
-    # arguments, the field that the sentence names, what else it must say
-    (["precision=bf17"], "precision", "did you mean bf16"),
-    (["tiling.bc=0"], "tiling.bc", "at least 1"),
-    (["problem=captured", "problem.source.path=none.safetensors"], "problem.source.path", "no such file"),
-    (["problem.source.std=3"], "problem.source.std", "problem=normal_logits"),
-    (["problem.n=100000000000"], "problem", "GiB"),
-    (["problem.n=abc"], "problem.n", "whole number"),
-    (["problem.n=null"], "problem.n", "whole number"),
-    (["problem.causal=maybe"], "problem.causal", "true or false"),
-    (["problem.n=16,32"], "problem.n", "-m"),
-    (["problem.n=${problem.tokens}"], "problem.n", "problem.tokens"),
-    (["problem.n=[1"], "problem.n=[1", "setting=value"),
-    (["tiling.bcc=16"], "tiling.bcc", "did you mean tiling.bc"),
-    (["+tokens=16"], "tokens", "no such setting"),
-    (["++problem.tokens=16"], "problem.tokens", "no such setting"),
-    (["~problem.window"], "problem.window", "null"),
-    (["attention=custom"], "attention.function", "package.module:function"),
-    (["device=tpu"], "device", "cuda"),
-    (["seeds=0"], "seeds", "at least 1"),
-    (["study=fig99"], "study", "fig"),
-    (["study=[fig3,fig4]"], "study", "-m study="),
-    (["shard=1"], "shard", "study="),
-    (["objective=out.rsme"], "objective", "did you mean out.rmse"),
-    (["out=o"], "out", "no such setting"),
-    (["attention=tiled", "attention.backend=cudnn"], "attention.backend", "only attention=sdpa has it"),
-    (["attention=sdpa", "precision=golden"], "precision", "name a format alone"),
-    (["--bogus"], "--bogus", "no such flag"),
-    (["--config-dir", "nowhere"], "nowhere", "not found"),
-    (["-cn", "nothing"], "nothing", "no such file"),
-]
-
-
-class TestBadInput:
-    @pytest.mark.parametrize(("arguments", "field", "hint"), BAD, ids=[" ".join(row[0]) for row in BAD])
-    def test_is_one_sentence_that_names_the_field(self, numdev: Command, arguments: list[str], field: str, hint: str) -> None:
-        given = {text.partition("=")[0] for text in arguments}
-        unsuited = given | ({"problem.head_dim"} if "problem=captured" in arguments else set())
-        small = [text for text in SMALL if text.partition("=")[0] not in unsuited]
-        ran = numdev("measure", *small, *arguments)
-        assert ran.code == 2
-        assert ran.out == ""
-        lines = ran.err.splitlines()
-        assert len(lines) == 1, ran.err
-        assert field in lines[0]
-        assert hint in lines[0]
-
-    @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="there is a GPU")
-    def test_cuda_without_gpu(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL[:3], "device=cuda")
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-        assert ran.err.startswith("device: 'cuda'")
-
-    def test_traceback_only_where_it_is_asked_for(self, numdev: Command, tmp_path: Path) -> None:
-        ran = python("-m", "numdev.cli.main", "measure", "tiling.bc=0", cwd=tmp_path, HYDRA_FULL_ERROR="1")
-        assert "Traceback" in ran.stderr
-        assert "BadInput" in ran.stderr
-
-    def test_results_that_cannot_be_written_are_one_sentence(self, numdev: Command) -> None:
-        Path("results").write_text("a file where a folder is wanted")
-        ran = numdev("measure", *SMALL)
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
-        assert ran.err.startswith("results: ")
 
 
 class TestPoint:
@@ -291,43 +136,27 @@ class TestSweep:
         assert len(jobs(ran.out)) == 2
         assert [line.split(": ")[1] for line in ran.err.splitlines()] == ["tiling.bc", "tiling.bc"]
 
-    def test_a_setting_that_is_none_stops_all_before_the_first(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "-m", "precision=bf16,bf17")
-        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
 
-    @pytest.mark.parametrize(
-        ("given", "field"),
-        [
-            (("measure", "problem.n=64", "problem.n=128"), "problem.n"),
-            (("measure", "-m", "problem.n=64,128", "precision=bf16", "problem.n=256"), "problem.n"),
-            (("measure", "precision=bf16", "+precision=fp16"), "precision"),
-            (("speed", "problem.n=64", "problem.n=64"), "problem.n"),
-            (("report", "study=a", "studies=b"), "studies"),
-        ],
-    )
-    def test_a_setting_is_given_once(self, numdev: Command, given: tuple[str, ...], field: str) -> None:
-        ran = numdev(*given)
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-        assert ran.err.startswith(f"{field}: ")
-        assert "is given too; give one value" in ran.err
+TOY = ("measure", "--config-dir", "mine", "study=toy")
 
 
+@pytest.mark.usefixtures("toy_configs")
 class TestStudy:
-    def test_runs_and_resumes(self, numdev: Command, toy_configs: Path) -> None:
-        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+    def test_runs_and_resumes(self, numdev: Command) -> None:
+        ran = numdev(*TOY)
         assert ran.code == 0, ran.err
         assert "toy: 6 points, 6 measured" in ran.out
         assert "6/6 points" in ran.err
-        again = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        again = numdev(*TOY)
         assert "0 measured" in again.out
         assert "6 already there" in again.out
         manifest = Store(Path("results")).studies()["toy"]
         assert manifest["points"][0]["labels"] == {"precision": "bf16", "tiling.bc": 8}
 
-    def test_scenarios_that_the_command_line_contradicts_are_left_out_and_named(self, numdev: Command, toy_configs: Path) -> None:
+    def test_scenarios_that_the_command_line_contradicts_are_left_out_and_named(self, numdev: Command, own_study: Any) -> None:
         two = "scenarios: {even: {title: uniform inputs, problem: uniform}, bell: {title: normal inputs, problem: normal}}\n"
-        (toy_configs / "study" / "two.yaml").write_text(f"title: T\nbase: {{problem.n: 16, problem.head_dim: 4}}\n{two}")
-        given = ("measure", "--config-dir", str(toy_configs), "study=two", "seeds=1", "device=cpu")
+        own_study(f"title: T\nbase: {{problem.n: 16, problem.head_dim: 4}}\n{two}", "two")
+        given = ("measure", "--config-dir", "mine", "study=two", "seeds=1", "device=cpu")
         left_out = "note: two: a scenario is left out, since the command line states other settings: uniform inputs"
         for more in (("dry_run=true",), ()):
             ran = numdev(*given, "problem=normal", *more)
@@ -335,26 +164,25 @@ class TestStudy:
         manifest = Store(Path("results")).studies()["two"]
         assert [one["title"] for one in manifest["scenarios"]] == ["normal inputs"]
         assert manifest["overrides"] == []
-        ran = numdev(*given, "problem=constant")
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-        assert "each of its scenarios is about other settings than problem=constant" in ran.err
+        sentence = refusal(numdev(*given, "problem=constant"))
+        assert "each of its scenarios is about other settings than problem=constant" in sentence
 
-    def test_shards_partition_it(self, numdev: Command, toy_configs: Path) -> None:
-        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy", "-m", "shard=range(0,4)")
+    def test_shards_partition_it(self, numdev: Command) -> None:
+        ran = numdev(*TOY, "-m", "shard=range(0,4)")
         assert ran.code == 0
         counts = [int(line.split()[1]) for line in ran.out.splitlines()]
         assert counts == [2, 2, 1, 1]
         assert len(list(Store(Path("results")).records())) == 6
 
-    def test_its_command_finds_it_again(self, numdev: Command, toy_configs: Path) -> None:
-        few = ("study=toy", "tiling.bc=8", "precision=bf16")
-        ran = numdev("measure", "--config-dir", str(toy_configs), *few, "-m", "shard=0,1")
+    def test_its_command_finds_it_again(self, numdev: Command) -> None:
+        few = ("tiling.bc=8", "precision=bf16")
+        ran = numdev(*TOY, *few, "-m", "shard=0,1")
         assert ran.code == 0, ran.err
         command = Store(Path("results")).studies()["toy"]["command"]
         assert command == "numdev measure --config-dir mine study=toy tiling.bc=8 precision=bf16"
         assert "1 already there" in numdev(*command.split()[1:]).out
 
-    def test_interrupted(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted(self, numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         original, calls = Runner.measure, []
 
         def interrupted(*arguments: object, **named: object) -> object:
@@ -364,11 +192,11 @@ class TestStudy:
             return original(*arguments, **named)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Runner, "measure", interrupted)
-        ran = numdev("measure", "--config-dir", str(toy_configs), "study=toy")
+        ran = numdev(*TOY)
         assert ran.code == 130
         assert ran.err.splitlines()[-1] == "interrupted; 3 points kept, run the same command to continue"
         assert len(list(Store(Path("results")).records())) == 3
-        assert "3 already there" in numdev("measure", "--config-dir", str(toy_configs), "study=toy").out
+        assert "3 already there" in numdev(*TOY).out
 
     def test_studies_lists_them(self, numdev: Command) -> None:
         ran = numdev("studies")
@@ -378,7 +206,8 @@ class TestStudy:
 
 
 class TestPaper:
-    def test_runs_studies_and_reports(self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.usefixtures("toy_configs")
+    def test_runs_studies_and_reports(self, numdev: Command, own_study: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         asked: list[tuple[object, ...]] = []
         report = "numdev.report.document.report.make_report"
 
@@ -387,29 +216,20 @@ class TestPaper:
             return True
 
         monkeypatch.setattr(report, kept)
-        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
-        where = ("--config-dir", str(toy_configs))
-        ran = numdev("paper", *where, "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")
+        own_study(STUDY.replace("bf16, fp16", "fp32"), "other")
+        ran = numdev("paper", "--config-dir", "mine", "studies=[toy,other]", "results=r", "out=o", "device=cpu", "tiling.bc=8")
         assert ran.code == 0, ran.err
         assert "3/3 points" in ran.err
         assert (asked[0][0], asked[0][2], asked[0][-1]) == (Path("r"), ["toy", "other"], ("pdf",))
 
-    @pytest.mark.parametrize(
-        ("arguments", "field"),
-        [(["study=fig3"], "study"), (["studies=[fig99]"], "study"), (["studies=[]"], "studies"), (["shard=1"], "shard")],
-    )
-    def test_bad_input(self, numdev: Command, arguments: list[str], field: str) -> None:
-        ran = numdev("paper", *arguments)
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
-        assert ran.err.startswith(f"{field}: ")
-
 
 class TestReport:
     @pytest.mark.slow
-    def test_its_folder_is_named_after_what_is_reported(self, numdev: Command, toy_configs: Path) -> None:
-        (toy_configs / "study" / "other.yaml").write_text(STUDY.replace("bf16, fp16", "fp32"))
+    @pytest.mark.usefixtures("toy_configs")
+    def test_its_folder_is_named_after_what_is_reported(self, numdev: Command, own_study: Any) -> None:
+        own_study(STUDY.replace("bf16, fp16", "fp32"), "other")
         few = ("tiling.bc=8", "results=kept/of_may")
-        assert numdev("measure", "--config-dir", str(toy_configs), "-m", "study=toy,other", *few).code == 0
+        assert numdev("measure", "--config-dir", "mine", "-m", "study=toy,other", *few).code == 0
         for given, folder in ((("study=toy",), "toy"), (("studies=[toy,other]",), "toy_other"), ((), "of_may")):
             ran = numdev("report", "results=kept/of_may", *given)
             assert ran.out.splitlines()[-1] == f"report: reports/{folder}"
@@ -418,44 +238,8 @@ class TestReport:
         assert Path("reports/toy/report.pdf").is_file()
         assert numdev("report", "results=kept/of_may", "study=toy").code == 0
         assert not Path("reports/toy/report.pdf").exists(), "of tables that are replaced"
-        ran = numdev("report", "results=kept/of_may", "study=other", "out=reports/toy")
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-        assert "it holds the report on toy in kept/of_may" in ran.err
-
-    @pytest.mark.parametrize(
-        ("given", "field"),
-        [
-            (("measure", "results=file"), "results"),
-            (("measure", "-m", "problem.n=8,16", "results=file"), "results"),
-            (("measure", "--config-dir", "mine", "study=toy", "results=file"), "results"),
-            (("paper", "--config-dir", "mine", "studies=[toy]", "out=old"), "out"),
-            (("train", "study=fig8", "out=old"), "out"),
-            (("map", "out=file"), "out"),
-        ],
-    )
-    def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_measured(
-        self, numdev: Command, toy_configs: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], field: str
-    ) -> None:
-        def measured(*_: object, **__: object) -> None:
-            raise AssertionError("measured")
-
-        monkeypatch.setattr(Runner, "measure", measured)
-        Path("file").touch()
-        Path("old").mkdir()
-        Path("old/report.json").touch()
-        ran = numdev(*given)
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
-        assert ran.err.startswith(f"{field}: ")
-
-    @pytest.mark.parametrize(
-        ("arguments", "field"),
-        [(["results=nowhere"], "results"), (["format=xls"], "format"), (["from=here"], "from"), (["study=fig3"], "studies")],
-    )
-    def test_bad_input(self, numdev: Command, toy_configs: Path, arguments: list[str], field: str) -> None:
-        numdev("measure", "--config-dir", str(toy_configs), "study=toy", "precision=bf16", "tiling.bc=8")
-        ran = numdev("report", *arguments)
-        assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
-        assert ran.err.startswith(f"{field}: ")
+        sentence = refusal(numdev("report", "results=kept/of_may", "study=other", "out=reports/toy"))
+        assert "it holds the report on toy in kept/of_may" in sentence
 
 
 def test_an_explicit_number_of_shards_is_kept() -> None:

@@ -169,22 +169,6 @@ class TestTheLaw:
                 build.point(replace(whole, said={name: Statement(name, whole.raw[name])}))
             assert refused.value.field == name
 
-    @pytest.mark.parametrize("group", ["precision", "tiling", "softmax"])
-    @pytest.mark.parametrize("kind", ["tiled", "naive", "sdpa"])
-    def test_an_option_states_what_stands_in_its_file(self, kind: str, group: str) -> None:
-        for option in KNOWN.options(group)[::2]:
-            stated = [name for name, value in KNOWN.leaf(group, option).items() if value is not None]
-            asked = KNOWN.request({"attention": kind, group: option} | function(kind))
-            assert set(stated) == {name for name in asked.said if name.startswith(f"{group}.")}
-            honours = ACCEPTED[kind].names
-            if group == "precision":
-                continue  # held below
-            if set(stated) <= honours:
-                build.point(asked)
-            else:
-                with pytest.raises(NotHonoured, match=rf"^{group}: '{option}' .*attention={kind} does not read {group}\."):
-                    build.point(asked)
-
 
 class TestDeclarations:
     def test_every_setting_is_honoured_by_something(self) -> None:
@@ -258,16 +242,6 @@ class TestWords:
     def test_name_the_field_the_variant_and_the_mend(self, layer: dict[str, Any], words: str) -> None:
         with pytest.raises(NotHonoured, match=f"^{words}"):
             build.point(KNOWN.request(layer))
-
-    def test_null_states_nothing(self) -> None:
-        stated, taken_back = {"tiling.br": 16, "softmax.exp": "exp"}, {"tiling.br": None, "softmax.exp": None}
-        asked = KNOWN.request({"attention": "sdpa"} | stated, taken_back)
-        assert set(asked.said) == {"attention"}
-        assert built(asked) == built(KNOWN.request({"attention": "sdpa"}))
-
-    def test_values_stand_above_the_file_of_an_option(self) -> None:
-        made = build.point(KNOWN.request({"problem": "captured", "problem.queries": 3, "problem.keys": 5}))
-        assert (made.problem.shape.queries, made.problem.shape.keys) == (3, 5)
 
     def test_an_option_that_another_replaces_states_nothing(self) -> None:
         assert str(KNOWN.request({"baseline": "emulation"}, {"baseline": "eager"}).said["baseline"]) == "baseline=eager"

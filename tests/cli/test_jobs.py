@@ -10,23 +10,16 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli import build, launch, show
+from numdev.cli import build, launch
 from numdev.cli.exit_codes import Ended
 from numdev.errors import BadInput
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.speed import Speeds
 from numdev.results.record import Column, Record, Status
-from tests.cli.test_cli import SMALL, Command, jobs, numdev
-
-__all__ = ["numdev"]  # the fixture
+from tests.cli.commands import SMALL, Command, jobs
 
 
 class TestSweep:
-    def test_an_interval_lists_nothing(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "-m", "softmax.p_scale=interval(1,4)")
-        assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
-        assert ran.err.startswith("softmax.p_scale: 'interval(1,4)' cannot be used; it lists no values")
-
     def test_batches(self, numdev: Command) -> None:
         ran = numdev("measure", *SMALL, "-m", "tiling.bc=4,8,0", "hydra.sweeper.max_batch_size=2")
         assert (ran.code, len(jobs(ran.out))) == (2, 2)
@@ -46,18 +39,6 @@ class TestSweep:
         assert (ran.code, len(jobs(ran.out))) == (1, 2)
         assert ran.err.endswith("numdev failed: ZeroDivisionError: deliberate; HYDRA_FULL_ERROR=1 shows where\n")
         assert len(ran.err.splitlines()) == 1
-
-
-def test_the_table_of_a_sweep_is_aligned_and_what_is_common_stands_above(capsys: pytest.CaptureFixture[str]) -> None:
-    figures = {"variant": "0.001", "baseline": "0.002", "variant / baseline": "0.5 [0.4, 0.6]", "status": "ok, 1 s"}
-    failed = {"status": "unsupported, attention: no"}
-    jobs = [(("precision=bf16", "seeds=1"), failed), (("precision=kernel_fp16", "seeds=1"), figures)]
-    show.sweep("measure", jobs)
-    title, names, first, second = capsys.readouterr().out.splitlines()
-    assert title.endswith("; seeds=1")
-    assert second.index("ok, 1 s") == names.index("status") == first.index("unsupported")
-    assert second.index("0.001") + len("0.001") == names.index("variant") + len("variant")
-    assert first.split() == ["bf16", "unsupported,", "attention:", "no"]
 
 
 def test_flags_are_those_of_hydra_but_completion() -> None:
@@ -101,9 +82,3 @@ class TestObjective:
         assert not none & {*build.figures(deviations), *build.figures(speeds)}
         with pytest.raises(BadInput, match=r"objective: 'y.rmse' cannot be used; did you mean .*out.rmse"):
             build.refuse_objective("y.rmse", deviations)
-
-    def test_belongs_to_one_point(self, numdev: Command) -> None:
-        for command, words in (("measure", "study=fig3"), ("paper", "studies=[fig3]")):
-            ran = numdev(command, words, "objective=out.rmse")
-            assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-            assert ran.err.startswith("objective: 'out.rmse' cannot be used; ")

@@ -9,9 +9,7 @@ import pytest
 import yaml
 
 from numdev.results.store import Store
-from tests.cli.test_cli import SMALL, Command, jobs, numdev, python
-
-__all__ = ["numdev"]  # the fixture
+from tests.cli.commands import SMALL, Command, jobs, python
 
 pytestmark = pytest.mark.slow
 
@@ -99,12 +97,3 @@ class TestOptuna:
         assert ran.err.startswith(
             "hydra/sweeper: 'optuna' cannot be used; it minimises a figure; name one, as in objective=out.max"
         )
-
-    def test_minimises_a_time(self, numdev: Command) -> None:
-        quick = ("timing.seconds=0.001", "timing.least=3", "timing.most=3", "attention=vanilla", "precision=fp32")
-        ran = numdev(
-            "speed", "-m", *SMALL[1:], *OPTUNA, *quick, "hydra.sweeper.n_trials=2", "problem.n=choice(16,32)", "objective=latency"
-        )
-        assert ran.code == 0, ran.err
-        found = yaml.safe_load(Path("results/speed/sweep/optimization_results.yaml").read_text())
-        assert 0 < found["best_value"] < 1

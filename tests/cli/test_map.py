@@ -8,11 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from numdev.cli import schema
-from numdev.settings import declared
-from tests.cli.test_cli import Command, numdev, unless
+from tests.cli.commands import Command
 
-__all__ = ["numdev"]
 SMALL = ("problem.n=16", "problem.head_dim=8", "device=cpu")
 FIGURES = ("error_map.png", "error_map.svg", "error_histogram.png", "error_histogram.svg")
 
@@ -60,34 +57,7 @@ def test_a_sweep_has_a_folder_for_each_job(numdev: Command, tmp_path: Path) -> N
     assert all((folder / name).is_file() for folder in folders for name in FIGURES)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "field"),
-    [
-        (("output=dq",), "output"),
-        (("problem=captured", "problem.head_dim=32", "seed=24"), "seed"),
-        (("subject=golden",), "subject"),
-        (("baseline=uniform",), "baseline"),
-        (("study=fig3",), "study"),
-        (("softmax=fa1", "attention=exact"), "softmax"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_by_name(numdev: Command, tmp_path: Path, arguments: tuple[str, ...], field: str) -> None:
-    sizes = [text for text in SMALL if not (text.startswith("problem.") and "operation=training" in arguments)]
-    ran = numdev("map", *unless(arguments, tuple(sizes)), *arguments, "out=m")
-    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
-    assert ran.err.startswith(f"{field}: ")
-    assert not (tmp_path / "m").exists()
-
-
 def test_a_kernel_without_its_device_is_unsupported(numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     ran = numdev("map", *SMALL, "attention=triton")
     assert (ran.code, len(ran.err.splitlines())) == (3, 1)
-
-
-def test_help_explains_every_setting(numdev: Command) -> None:
-    ran = numdev("map", "--help")
-    assert ran.code == 0
-    for one in declared(schema.MappedConfig):
-        assert f"  {one.name}=" in ran.out
-        assert one.text in " ".join(ran.out.split())

@@ -9,9 +9,7 @@ from rich.console import Console
 
 from numdev.cli.progress import Progress
 from numdev.results.study import StudyPoint
-from tests.cli.test_cli import SMALL, Command, numdev, toy_configs, unless
-
-__all__ = ["numdev", "toy_configs"]  # the fixtures
+from tests.cli.commands import SMALL, Command, unless
 
 POINT = StudyPoint(None, None, None, 1, "here", {"tiling.bc": 16})
 
@@ -65,15 +63,6 @@ def test_studies_follow_one_another_and_correct_the_total() -> None:
         assert progress.done == 9
         progress.point(11)
     assert printed(on)[-1].startswith("11/11 points")
-
-
-def test_a_terminal_gets_a_bar() -> None:
-    on = console(terminal=True)
-    with Progress(4, on, live=True) as progress:
-        progress.of("toy", 4)(2, 4, POINT)
-    text = "\n".join(printed(on))
-    assert "2/4" in text
-    assert "\x1b[" in text
 
 
 def test_the_replicates_of_a_studys_point_move_the_bar() -> None:

@@ -13,10 +13,7 @@ from numdev.cli import show
 from numdev.cli.show import Metrics, PointNames, sentences
 from numdev.measurement.deviation import COLUMNS, KIND
 from numdev.results.record import BAD_OUTPUT, Record, Status, Use
-from numdev.results.store import Store
-from tests.cli.test_cli import SMALL, Command, jobs, numdev, toy_configs, unless
-
-__all__ = ["numdev", "toy_configs"]  # the fixtures
+from tests.cli.commands import SMALL, Command, jobs, unless
 
 NAMES = PointNames("attention=tiled precision=bf16 problem=uniform problem.n=1024", "tiled", "eager")
 
@@ -28,15 +25,9 @@ def record(variant: list[float], baseline: list[float] | None, outputs: tuple[st
     if baseline is not None:
         of |= {("variant", "baseline"): variant, ("baseline", "golden"): baseline}
     rows = [
-        {
-            "seed": seed,
-            "cluster": "",
-            "subject": subject,
-            "reference": reference,
-            "output": output,
-            "primary": output == outputs[0],
-        }
+        {"seed": seed, "cluster": "", "subject": subject, "reference": reference, "output": output}
         | dict.fromkeys(figures, value)
+        | {"primary": output == outputs[0]}
         for (subject, reference), values in of.items()
         for output in outputs
         for seed, value in enumerate(values)
@@ -62,14 +53,6 @@ class TestPoint:
         assert not any("…" in line for line in lines), "no figure is clipped"
         assert lines[0] == NAMES.line
         assert all(any(line.startswith(output) for line in lines) for output in outputs)
-
-    def test_metrics_all_has_the_rest(self) -> None:
-        found = record([1e-3, 2e-3], [1e-3, 1e-3])
-        chief, everything = (" ".join(printed(found, metrics)) for metrics in Metrics)
-        assert "cosine_similarity" in everything
-        assert "cosine_similarity" not in chief
-        assert "metrics=all" in chief
-        assert "metrics=all" not in everything
 
     @pytest.mark.parametrize(
         ("variant", "baseline", "said"),
@@ -138,12 +121,6 @@ class TestDryRun:
 
 
 class TestSettings:
-    def test_a_format_is_an_option_of_precision(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "-m", "precision=e8m10,kernel_e8m10,e3m4fn")
-        assert (ran.code, ran.err) == (0, "")
-        names = {record.config["variant"]["precision"]["output"] for record in Store(Path("results")).records()}
-        assert names == {"tf32", "e3m4fn"}
-
     def test_a_syntax_error_in_ones_own_kernel_is_one_sentence(self, numdev: Command) -> None:
         Path("torn.py").write_text("import torch\ndef mine(q, k:\n    return q\n")
         Path("raises.py").write_text("import torch\n\nx = 1 / 0\n")
@@ -152,11 +129,3 @@ class TestSettings:
             assert (ran.code, len(ran.err.splitlines())) == (2, 1), ran.err
             assert ran.err.startswith("attention.function: ")
             assert words in ran.err
-
-    def test_verbose_logs_keys_and_times(self, numdev: Command) -> None:
-        ran = numdev("measure", *SMALL, "hydra.verbose=[numdev]")
-        (found,) = Store(Path("results")).records()
-        said = " ".join(ran.err.split())
-        assert "DEBUG" in said
-        assert found.key in said
-        assert "not measured yet in results" in said

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
-import pytest
 
 from numdev.results.store import Store
-from tests.cli.test_cli import Command, numdev, unless
-
-__all__ = ["numdev"]  # the fixture
+from tests.cli.commands import Command
 
 POINT = ("problem.n=32", "problem.head_dim=8", "device=cpu", "timing.seconds=0.001", "timing.least=3", "timing.most=3")
 STUDY = """\
@@ -41,9 +39,8 @@ def test_a_sweep_is_a_line_each(numdev: Command) -> None:
     assert "unsupported, attention: FlexAttention" in lines[2]
 
 
-def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Command) -> None:
-    Path("mine/study").mkdir(parents=True)
-    Path("mine/study/toy.yaml").write_text(STUDY)
+def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Command, own_study: Any) -> None:
+    own_study(STUDY)
     command = ("speed", "--config-dir", "mine", "study=toy", *POINT[2:], "out=shown")
     first = numdev(*command)
     assert first.code == 0
@@ -56,29 +53,11 @@ def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Comma
     assert told == "numdev speed --config-dir mine study=toy timing.seconds=0.001 timing.least=3 timing.most=3"
 
 
-def test_no_variant_is_timed_under_the_name_of_another(numdev: Command) -> None:
-    Path("mine/study").mkdir(parents=True)
-    Path("mine/study/toy.yaml").write_text(STUDY)
+def test_no_variant_is_timed_under_the_name_of_another(numdev: Command, own_study: Any) -> None:
+    own_study(STUDY)
     ran = numdev("speed", "--config-dir", "mine", "study=toy", "attention=vanilla", *POINT[2:], "out=shown")
     assert ran.code == 0, ran.err
     assert set(pd.read_csv("shown/speed.csv")["label.kernel"]) == {"vanilla"}
     refused = pd.read_csv("shown/points.csv").query("status == 'unsupported'")
     assert sorted(refused["label.kernel"]) == ["math", "math", "none", "none"]
     assert refused["reason"].str.startswith("attention: 'vanilla' cannot be used; the points kernel=").all()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("out=shown",), "out: 'shown' cannot be used; a study ends with a report"),
-        (("attention=flex", "tiling.splits=2"), "tiling.splits: 2 cannot be used; attention=flex does not read it"),
-        (("baseline.normalise=end",), "baseline.normalise: only baseline=eager and baseline=uniform have it"),
-        (("baseline=uniform",), "baseline: 'Naive' cannot be used; speed is compared between variants"),
-        (("timing.seconds=0",), "timing.seconds: 0.0 cannot be used"),
-    ],
-)
-def test_what_cannot_be_used_is_named(numdev: Command, arguments: tuple[str, ...], words: str) -> None:
-    ran = numdev("speed", *unless(arguments, POINT), *arguments)
-    assert ran.code == 2
-    assert words in ran.err
-    assert len(ran.err.strip().splitlines()) == 1

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,9 +30,8 @@ from numdev.measurement.speed import Speeds
 from numdev.results.record import Record
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
-from tests.cli.test_cli import Command, numdev, toy_configs
+from tests.cli.commands import Command
 
-__all__ = ["numdev", "toy_configs"]  # the fixtures
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
 
 WHOLE = """\
@@ -39,6 +39,7 @@ title: Several problems
 base: {problem.head_dim: 8, seeds: 1}
 axes: {precision: [bf16, fp32], problem.n: [16, 24], attention: [tiled, triton]}
 """
+SEVERAL = ("measure", "--config-dir", "mine", "study=several", "device=cpu")
 POINTS = 8  # of which triton cannot run half without a GPU
 
 
@@ -50,18 +51,16 @@ def kept(results: str) -> dict[str, bytes]:
     return found
 
 
-@pytest.fixture
-def several(toy_configs: Path) -> Path:
-    (toy_configs / "study" / "several.yaml").write_text(WHOLE)
-    return toy_configs
+@pytest.fixture(autouse=True)
+def _several(own_study: Any) -> None:
+    own_study(WHOLE, "several")
 
 
-def test_no_byte_of_a_study_depends_on_the_number_of_workers(numdev: Command, several: Path) -> None:
+def test_no_byte_of_a_study_depends_on_the_number_of_workers(numdev: Command) -> None:
     """Neither a record nor a manifest nor the summary, also of points that are unsupported."""
     said, found = [], []
     for workers in ("1", "2"):
-        command = ("measure", "--config-dir", str(several), "study=several", "device=cpu")
-        ran = numdev(*command, f"workers={workers}", f"results=r{workers}")
+        ran = numdev(*SEVERAL, f"workers={workers}", f"results=r{workers}")
         assert ran.code == 0, ran.err
         said.append(ran.out.replace(ran.out.split(" measured in ")[1].split(" s")[0], "TIME", 1))
         found.append(kept(f"r{workers}"))
@@ -71,8 +70,8 @@ def test_no_byte_of_a_study_depends_on_the_number_of_workers(numdev: Command, se
     assert found == [found[0]] * 2
 
 
-def test_points_that_are_there_are_left_and_studies_share_them(numdev: Command, several: Path) -> None:
-    one = ("measure", "--config-dir", str(several), "study=several", "device=cpu", "workers=2")
+def test_points_that_are_there_are_left_and_studies_share_them(numdev: Command) -> None:
+    one = (*SEVERAL, "workers=2")
     assert numdev(*one, "problem.n=16").code == 0
     first = next((Path("results") / "records").glob("*.json"))
     before = first.stat().st_mtime_ns
@@ -83,10 +82,8 @@ def test_points_that_are_there_are_left_and_studies_share_them(numdev: Command, 
     assert first.stat().st_mtime_ns > before
 
 
-def test_a_mistake_of_a_worker_ends_the_command_as_its_own_would(
-    numdev: Command, several: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ("measure", "--config-dir", str(several), "study=several", "device=cpu", "workers=2")
+def test_a_mistake_of_a_worker_ends_the_command_as_its_own_would(numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = (*SEVERAL, "workers=2")
     whole = Store.put
 
     def full(self: Store, record: Record) -> None:
@@ -102,7 +99,7 @@ def test_a_mistake_of_a_worker_ends_the_command_as_its_own_would(
     assert ran.err.splitlines()[-1].startswith("workers: one of them was killed; ")
 
 
-def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_what_is_measured(numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = Bar.point
 
     def interrupted(self: Bar, done: int, text: str = "") -> None:
@@ -111,8 +108,7 @@ def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypat
             raise KeyboardInterrupt
 
     monkeypatch.setattr(Bar, "point", interrupted)
-    command = ("measure", "--config-dir", str(several), "study=several", "device=cpu")
-    ran = numdev(*command, "workers=2")
+    ran = numdev(*SEVERAL, "workers=2")
     assert ran.code == 130
     words = ran.err.splitlines()[-1]
     kept_points = int(words.removeprefix("interrupted; ").split()[0])
@@ -121,41 +117,23 @@ def test_ctrl_c_keeps_what_is_measured(numdev: Command, several: Path, monkeypat
     assert not list(Path("results").rglob("*.tmp"))
     assert not multiprocessing.active_children()
     monkeypatch.setattr(Bar, "point", shown)
-    assert numdev(*command, "workers=2").code == numdev(*command, "workers=1", "results=whole").code == 0
+    assert numdev(*SEVERAL, "workers=2").code == numdev(*SEVERAL, "workers=1", "results=whole").code == 0
     assert kept("results") == kept("whole")
 
 
-def test_gradients_and_functions_of_the_user_are_measured_by_workers(numdev: Command, toy_configs: Path) -> None:
+def test_gradients_and_functions_of_the_user_are_measured_by_workers(numdev: Command, own_study: Any) -> None:
     """Torch computes gradients on threads of its own, and a function's file lies beside the configuration."""
     Path("mine.py").write_text("def attend(q, k, v, mask, scale):\n    return (q @ k.mT * (scale or 1)).softmax(-1) @ v\n")
     toy = "title: T\nbase: {problem.n: 16, problem.head_dim: 4, seeds: 1, BASE}\naxes: {precision: [bf16, fp16], AXIS}\n"
-    own = toy.replace("BASE", "attention: custom, attention.function: 'mine:attend'").replace(
-        "AXIS", "problem: [uniform, normal]"
-    )
-    (toy_configs / "study" / "own.yaml").write_text(own)
-    gradients = toy.replace(", BASE", "").replace("AXIS", "backward: [tiled, naive]")
-    (toy_configs / "study" / "backwards.yaml").write_text(gradients)
+    own = toy.replace("BASE", "attention: custom, attention.function: 'mine:attend'")
+    own_study(own.replace("AXIS", "problem: [uniform, normal]"), "own")
+    own_study(toy.replace(", BASE", "").replace("AXIS", "backward: [tiled, naive]"), "backwards")
     for study, operation in (("own", "attention"), ("backwards", "attention_backward")):
-        command = ("measure", "--config-dir", str(toy_configs), f"study={study}", f"operation={operation}", "device=cpu")
+        command = ("measure", "--config-dir", "mine", f"study={study}", f"operation={operation}", "device=cpu")
         ran = numdev(*command, "workers=2", f"results={study}2")
         assert ran.code == 0, ran.err
     assert numdev(*command, "workers=1", f"results={study}1").code == 0
     assert kept(f"{study}1") == kept(f"{study}2")
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["study=toy", "workers=0"], "at least 1"),
-        (["workers=2"], "give study= too"),
-        (["study=toy", "workers=two"], "could not be converted to Integer"),
-    ],
-)
-def test_workers_that_cannot_be_had_are_refused(numdev: Command, toy_configs: Path, settings: list[str], words: str) -> None:
-    ran = numdev("measure", "--config-dir", str(toy_configs), *settings, "device=cpu")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("workers: ")
-    assert words in ran.err
 
 
 def point(n: int, bc: int = 8, seeds: int = 1) -> StudyPoint:

@@ -30,24 +30,6 @@ def test_a_folder_imports_only_those_before_it(folder: str) -> None:
     assert imported(folder) <= set(LAYERS[: LAYERS.index(folder) + 1])
 
 
-OF_AN_OPERATION = re.compile(
-    r"attention|softmax|\btiled\b|triton|vanilla|problem\.(shape|source)|precision\.|tiling\.", re.IGNORECASE
-)
-DERIVES = ("reading/frames.py", "reading/columns.py")  # columns that every table of points has
-
-
-@pytest.mark.parametrize("folder", [name for name in LAYERS if name != "studies"])
-def test_words_of_one_operation_stand_beside_its_studies(folder: str) -> None:
-    """But for the column `attention`, and for docstrings, which may give an example."""
-    for path in sorted([*(REPORT / folder).glob("*.py"), *REPORT.glob(f"{folder}.py")]):
-        if path.relative_to(REPORT).as_posix() not in DERIVES:
-            tree = ast.parse(path.read_text())
-            told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-            texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in told]
-            found = [text for text in texts if isinstance(text, str) and text != "attention" and OF_AN_OPERATION.search(text)]
-            assert found == [], path.name
-
-
 def test_no_two_chapters_have_the_same_study_place_claim_or_figure() -> None:
     for names in (
         [chapter.study for chapter in CHAPTERS],

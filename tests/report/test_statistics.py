@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from numdev.report.statistics import Floats, Interval, mean, ratio, significant, slope, typical
+from numdev.report.statistics import Floats, Interval, mean, ratio, slope, typical
 
 CLOSE = 1e-10  # both sides work in FP64 on a dozen values of size 1 and their logarithms; regressions differ by some hundred u
 
@@ -116,8 +116,3 @@ def test_slope_is_the_mean_of_the_seeds_regressions(draws: np.random.Generator) 
 )
 def test_text_of_an_interval(interval: Interval, text: str) -> None:
     assert interval.text() == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(0.0, "0.0"), (10.0, "10"), (123.0, "120"), (0.0531, "0.053"), (3.2e-5, "3.2e-5")])
-def test_significant_digits(value: float, text: str) -> None:
-    assert significant(value) == text

@@ -92,23 +92,6 @@ def test_sameness_is_two_one_sided_tests() -> None:
     assert found == pytest.approx(2 * max(low, high), rel=1e-9)
 
 
-def test_an_order_is_the_paired_t_test() -> None:
-    draws = np.random.default_rng(5)
-    b = draws.lognormal(0.0, 0.5, 10)
-    a = b * draws.lognormal(0.1, 0.1, 10)
-    assert min(ABOVE.p(ratio(a, b))) == pytest.approx(stats.ttest_rel(np.log(a), np.log(b)).pvalue, rel=1e-9)
-
-
-def test_clusters_that_disagree_decide_nothing() -> None:
-    """6b held on one layer and failed on others: their mean speaks of neither."""
-    values = [*np.linspace(0.0, 0.01, 12), *np.linspace(0.2, 0.21, 12)]
-    found = ratio(np.exp(values), np.ones(24), None, ["layer0"] * 12 + ["layer5"] * 12)
-    assert ALIKE.p(found) == (1.0, 1.0)
-    assert ALIKE.verdict(found) is UNDECIDED
-    for half, verdict in ((values[:12], HOLDS), (values[12:], FAILS)):
-        assert ALIKE.verdict(ratio(np.exp(half), np.ones(12))) is verdict
-
-
 @given(st.integers(2, 60), st.floats(0.3, 3.0), st.sampled_from([LARGER, SMALLER, ALIKE, ABOVE]))
 def test_equal_replicates_bound_a_share(count: int, value: float, region: Region) -> None:
     """By the binomial test that none of `count` differs, of the share that takes the mean to the bound from twice beyond it."""

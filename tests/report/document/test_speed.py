@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from numdev.report.document.report import make_report
 from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import SPEED, load
-from numdev.report.studies.speed import SPEED_FIGURES, frame, shape_text
+from numdev.report.studies.speed import SPEED_FIGURES, frame
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint, run
 from tests.toy_studies import toy
@@ -114,17 +113,3 @@ def test_every_line_lies_within_its_panel(results: Path) -> None:
             bars = [bar for bar in axes.containers if isinstance(bar, ErrorbarContainer)]  # whose ends may leave it
             heights = [float(y) for bar in bars for y in np.asarray(bar.lines[0].get_ydata())]
             assert low <= min(heights) <= max(heights) <= high
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, "d = 64, no mask, bf16, 8 heads"),
-        ({"problem.mask.causal": True}, "d = 64, causal, bf16, 8 heads"),
-        ({"problem.mask.window": math.nan, "problem.shape.kv_heads": 2}, "d = 64, no mask, bf16, 8 heads on 2"),
-        ({"problem.mask.window": 128.0, "problem.mask.causal": True}, "d = 64, causal window 128, bf16, 8 heads"),
-    ],
-)
-def test_a_shape_in_words(changed: dict[str, object], expected: str) -> None:
-    shape = {"format": "bf16", "problem.shape.head_dim": 64, "problem.shape.heads": 8, "problem.shape.kv_heads": 8}
-    assert shape_text(shape | {"problem.mask.causal": False, "problem.mask.window": None} | changed) == expected

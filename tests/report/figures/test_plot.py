@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -125,15 +124,6 @@ def test_axes_are_logarithmic_where_the_range_asks_for_it(values: Any, scale: st
     assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["256", "512", "1k"]
 
 
-def test_names_have_rows_and_numbers_lines() -> None:
-    frame = table().assign(**{"label.tiling.bc": lambda t: t["label.tiling.bc"].map({16: "narrow", 32: "wide"})})
-    figure: Any = plot(frame, x="tiling.bc", y="rmse", colour="problem.n")
-    assert all(len(one.lines[0].get_xdata()) == 1 for one in figure.axes[0].containers)
-    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["narrow", "wide"]
-    figure = plot(frame, x="problem.n", y="rmse", colour="tiling.bc")
-    assert all(one.lines[0].get_linestyle() == "-" for one in figure.axes[0].containers)
-
-
 def test_nan_and_zero_stand_at_the_foot() -> None:
     frame = table(lambda n, p, seed: n**4.0 * p)
     frame.loc[frame["key"] == "256 16", "nan_count"] = 1
@@ -170,11 +160,3 @@ def test_more_lines_than_can_be_told_apart_are_refused() -> None:
     frame = table().assign(key=[str(i) for i in range(72)])
     with pytest.raises(BadInput, match=r"^plot\.colour: 'key' .* at most 24 can be told apart"):
         plot_of(frame.assign(reference="golden", output="out", primary=True), {"x": "problem.n", "y": "rmse", "colour": "key"})
-
-
-def test_a_replicate_alone_has_no_interval() -> None:
-    frame = table()
-    figure: Any = plot(frame[frame["seed"] == 0], x="problem.n", y="rmse", colour="tiling.bc")
-    low, high = figure.axes[0].get_ylim()
-    assert math.isfinite(low)
-    assert math.isfinite(high)

@@ -37,10 +37,3 @@ def test_points_lie_where_they_are_drawn() -> None:
     assert len(places) == 3
     for x, y in places:
         assert any(abs(x - a) < 0.06 and abs(y - b) < 0.06 for a, b in marks)
-
-
-def test_a_figure_without_points_is_as_it_was() -> None:
-    with styled():
-        figure = Figure()
-        figure.add_subplot().plot([0, 1], [0, 1])
-    assert b"values" not in to_svg(freeze(figure), "title", "words")

@@ -15,7 +15,6 @@ from scipy import stats
 from numdev.cli.compose import config_folder
 from numdev.report.figures.theme import to_png, to_svg
 from numdev.report.reading.frames import Results, load
-from numdev.report.reading.scenarios import formats
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, plots_of
 from numdev.results.store import Store
 from tests.report.printed import assert_apart, assert_inside, assert_legible, written
@@ -86,13 +85,6 @@ def test_the_exponent_of_a_line_is_that_of_the_claim(drawn: dict[str, Figure], r
     assert exponent in drawn["fig5a"].axes[0].texts[1].get_text()
 
 
-@pytest.mark.parametrize("name", ["fa3_table3", "sign"])
-def test_the_same_results_give_the_same_bytes(results: Results, drawn: dict[str, Figure], name: str) -> None:
-    again = FIGURES[name](rows_of(results, name))
-    assert to_svg(again, "t", "a") == to_svg(drawn[name], "t", "a")
-    assert to_png(again) == to_png(drawn[name])
-
-
 def test_a_figure_is_as_its_manifest_keeps_it(results: Results, drawn: dict[str, Figure]) -> None:
     """In JSON, whose keys are text."""
     fields = yaml.safe_load((config_folder() / "study/fig4.yaml").read_text())
@@ -107,14 +99,6 @@ def test_an_svg_has_a_title_and_a_description(drawn: dict[str, Figure]) -> None:
     assert not root.findall(f".//{SVG}text")  # letters are outlines: no font is needed to read them
 
 
-def test_dots_stand_at_the_means(drawn: dict[str, Figure], results: Results) -> None:
-    rows = results.study("fig3").query(
-        "scenario == 'uniform_end' and subject == 'variant' and output == 'out' and reference == 'baseline'"
-    )
-    expected = [rows[rows["format"] == name]["max_difference"] for name in formats(rows)]
-    assert places(drawn["fig3"].axes[0]) == pytest.approx([stats.gmean(values) for values in expected], rel=1e-12)
-
-
 def places(axes: Axes) -> list[float]:
     bars = [item for item in axes.containers if isinstance(item, ErrorbarContainer)]
     return [float(np.asarray(bar.lines[0].get_xdata())[0]) for bar in bars]
@@ -126,8 +110,3 @@ def test_nan_is_written_and_not_drawn(results: Results) -> None:
     figure = FIGURES["fig3"](rows)
     assert "NaN or Inf" in [text.get_text() for text in written(figure)]
     assert len(places(figure.axes[0])) == 3
-
-
-def test_a_figure_says_which_labels_it_lacks(results: Results) -> None:
-    assert FIGURES["fig6a"].lacks(results.study("fig3")) == ["tiling.shape", "tiling.sram"]
-    assert FIGURES["fig6a"].lacks(results.study("fig6a")) == []

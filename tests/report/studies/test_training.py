@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
-from numdev.report.claims.verdicts import Finding, Verdict, judge
+from numdev.report.claims.verdicts import Finding, Verdict
 from numdev.report.reading.frames import TRAINING, Results, load
 from numdev.report.studies.registry import CLAIMS, FIGURES
-from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, run_table, rungs
+from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, rungs
 from numdev.results.store import Store
 from tests.report.printed import assert_apart, assert_inside, assert_legible, written
 from tests.toy_training import SHAPE, STEPS, Law, Trained, ladder, rows_of, stored
@@ -91,11 +90,6 @@ def test_a_sham_that_differs_makes_every_claim_void(claim: str) -> None:
     assert found.sentence.startswith("Void: the sham")
 
 
-def test_what_a_verdict_means_stands_before_its_sentence() -> None:
-    assert find("fig8_ulp").sentence.startswith(f"{CLAIMS['fig8_ulp'].text}. ")
-    assert not find("fig8_ulp", one_ulp=Law(1.5e-4, noise=0.2)).sentence.startswith("One unit")
-
-
 HIDDEN = Law(1e-10, start=1e-10)  # one weight differs as before the first step: the cast to BF16 hides it
 SEEN = Trained("one_ulp_of_bf16", Law(1.6e-4), {"ulp": 65536})
 
@@ -111,14 +105,6 @@ def test_a_control_that_does_not_act_divides_nothing(claim: str) -> None:
     assert (both.verdict, both.figure) == (alone.verdict, alone.figure)
     assert both.verdict is HOLDS
     assert "Left out, because the control did not act: one ulp (in 3 of its" in both.sentence
-
-
-def test_a_claim_without_records_is_told_so(tmp_path: Path) -> None:
-    points = [point for point in ladder() if point.label in ("sham", "triton")]
-    results = load(stored(tmp_path, points, claims=("fig8", "fig8_ulp")), kind=TRAINING)
-    assert [(result.word, result.brief.split(" under")[0]) for result in judge(CLAIMS, results)] == [("not measured",) * 2] * 2
-    (first, _) = (result.findings[result.main] for result in judge(CLAIMS, results))
-    assert (first.figure, first.sentence) == ("not measured", "No run was trained with other initial weights.")
 
 
 @pytest.mark.parametrize("power", [0.3, 1.0])
@@ -192,14 +178,6 @@ def test_words_of_a_figure_can_be_read(drawn: dict[str, Figure], name: str) -> N
         assert_apart(axes)
 
 
-def test_figure_7_has_both_metrics_side_by_side(drawn: dict[str, Figure]) -> None:
-    left, right = drawn["training_weights"].axes
-    assert [axes.get_title(loc="left") for axes in (left, right)] == ["Max difference of a weight", "Wasserstein distance"]
-    for axes in (left, right):
-        assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-        assert len(axes.containers) == len(ladder()) - 2  # neither the sham nor the exact restart has a difference
-
-
 def test_figure_8_shows_every_rung_and_that_an_exact_restart_is_zero(
     drawn: dict[str, Figure], toy: tuple[Store, Results]
 ) -> None:
@@ -209,16 +187,3 @@ def test_figure_8_shows_every_rung_and_that_an_exact_restart_is_zero(
     assert len(last.containers) == len(rate.containers) == len(names) - 1
     (absent,) = (text for text in last.texts if text.get_text() == "0")
     assert names[round(float(absent.xy[1]))] == "exact"  # type: ignore[attr-defined]
-
-
-def test_the_table_of_runs_has_a_row_for_each(toy: tuple[Store, Results]) -> None:
-    table = run_table(toy[1], "fig8")
-    assert len(table) == len(ladder())
-    assert table.iloc[0].to_dict() | {"s per step (reference)": ""} == {
-        "run": "sham",
-        "held-out loss (reference)": "0.132 [0.125, 0.138] (0.131)",
-        "score (reference)": "0.800 (0.810)",
-        "s per step (reference)": "",
-        "same bits": "2 of 2",
-        "stopped": "no",
-    }

@@ -207,9 +207,3 @@ class TestStudies:
             assert is_control or one.baseline.forward == one.variant.forward_pass
         designs = {one.labels["kernel"]: one.baseline.turns for one in made.points if not one.problem.mask.causal}
         assert {name for name, turns in designs.items() if turns is not None} == {"hopper_fused"}
-
-    def test_drawn_orders_differ_for_dq_alone(self) -> None:
-        made = study("gradients_order")
-        own = [one.variant for one in made.points if one.scenario == "normal" and one.labels["precision"] == "bf16"]
-        assert len({str(one.tiling.key_tiles(1024)) for one in own}) == len(own)
-        assert {one.query_order for one in own} == {Order.FORWARD}

@@ -10,7 +10,7 @@ import pytest
 
 from numdev.arithmetic.formats import BF16, E5M2, FP32
 from numdev.arithmetic.products import Dot
-from numdev.arithmetic.quantise import MICROSCALED, Microscaled, Quantised, Scale, Smoothing
+from numdev.arithmetic.quantise import MICROSCALED, Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.captured import Captured
 from numdev.attention.emulation import baseline_for
@@ -23,10 +23,8 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.custom import Custom
 from numdev.cli import build
-from numdev.cli.compose import composer, config_folder, written
-from numdev.cli.schema import nested
+from numdev.cli.compose import composer, config_folder
 from numdev.errors import BadInput, NotHonoured
-from numdev.settings import declared
 from tests.cli import commands
 
 COMPOSER = composer((config_folder(),))
@@ -85,6 +83,7 @@ MADE: list[tuple[str, str, Any]] = [
         replace(INT4, smoothing=Smoothing.K, smoothing_block=None, values_scale=None),
     ),
     ("precision.probabilities", "precision=kernel_bf16 precision.probabilities=mxfp4", MICROSCALED["mxfp4"]),
+    *(("precision.inputs.to", f"precision=fp8 precision.quantise.to={name}", MICROSCALED[name]) for name in MICROSCALED),
     *(("problem", f"problem={kind.value}", problem(Distribution(kind), 1024)) for kind in Kind),
     ("problem", "problem=captured", problem(Captured("minilm"), 256, 32)),
     ("problem", "problem=tied problem.source.copies=3", problem(Tied(copies=3), 1024)),
@@ -111,30 +110,6 @@ MADE: list[tuple[str, str, Any]] = [
 @pytest.mark.parametrize(("node", "settings", "expected"), MADE, ids=[f"{node} {settings}" for node, settings, _ in MADE])
 def test_settings_make_what_python_makes(node: str, settings: str, expected: Any) -> None:
     assert made(node, commands.settings(settings)) == expected
-
-
-@pytest.mark.parametrize("group", ["problem", "attention", "baseline"])
-def test_what_an_option_has_of_its_own_is_declared_with_its_default(group: str) -> None:
-    for option in COMPOSER.options(group):
-        leaf = nested(COMPOSER.leaf(group, option))[group]
-        node = leaf["source"] if group == "problem" else leaf
-        kind = build.made_by(node["_target_"])
-        assert kind is not None
-        fields = {one.name: one for one in declared(kind)}
-        own = {name: value for name, value in node.items() if not name.startswith("_") and not written(value).count("$")}
-        own.pop("fmt", None)
-        assert set(own) <= set(fields), option
-        for name, value in own.items():
-            default = fields[name].default
-            assert value in (getattr(default, "value", default), "uniform") or (name, value) == ("function", None)
-
-
-@pytest.mark.parametrize("name", MICROSCALED)
-def test_inputs_can_be_microscaled(name: str) -> None:
-    fmt = Microscaled.parse(name)
-    for setting, hadamard in (("precision.inputs", False), ("precision.quantise.to", True)):
-        inputs = made("precision.inputs", {"precision": "fp8", setting: name})
-        assert (inputs.to, inputs.scale, inputs.hadamard) == (fmt, None, hadamard)
 
 
 @pytest.mark.parametrize(

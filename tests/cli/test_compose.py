@@ -17,8 +17,6 @@ from numdev.cli.compose import (
     Composer,
     PresetSource,
     Request,
-    composed,
-    composer,
     config_folder,
     flat,
     make_importable,
@@ -108,15 +106,6 @@ class TestLayers:
         with pytest.raises(NotHonoured, match=r"^problem\.source\.std: 8\.0 .*problem=normal does not read it"):
             build.point(COMPOSER.request({"problem": "normal", "problem.source.std": 8.0}))
 
-    def test_what_is_composed_once_is_not_changed(self) -> None:
-        composed.cache_clear()
-        before = COMPOSER.values()
-        for bc in range(1, 20):
-            COMPOSER.request({"tiling.bc": bc, "softmax": "fa1"}, {"softmax.maximum": "running"})
-        assert COMPOSER.values() == before
-        assert COMPOSER.values({"softmax": "fa1"})["softmax.maximum"] == "local"
-        assert composed.cache_info().misses == 2  # the defaults, and fa1
-
 
 class TestReferences:
     def test_relative_and_chained(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,11 +150,6 @@ class TestFiles:
         if there:
             assert source.load_config(f"precision/{name}").config == {"preset": name}
             assert COMPOSER.request({"precision": name}).raw["precision.preset"] == name
-
-    def test_the_nearest_of_all_settings_is_named(self) -> None:
-        known = composer(FOLDERS).known()
-        assert {"tiling.bc", "problem.source.std", "softmax.exp"} < set(known)
-        assert not [name for name in known if "._" in name]
 
     def test_modules_of_the_user_are_importable_behind_everything_else(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

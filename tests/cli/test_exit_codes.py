@@ -38,11 +38,15 @@ STUDY = """\
 title: Mine
 base: {{attention: custom, problem.n: 8, problem.head_dim: 4, seeds: 1, precision: fp32}}
 axes:
-  function: {{steps: {{each: [{}], attention.function: "mine:@"}}}}
+  attention.function: [{}]
 """
 
 
 WHOLE = ("measure", "--config-dir", "mine", "study=mine", "device=cpu")
+
+
+def study_of(functions: str) -> str:
+    return STUDY.format(", ".join(f'"mine:{name}"' for name in functions.split(",")))
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +103,7 @@ def test_of_points_and_sweeps(numdev: Command, program: str, functions: str, cod
 )
 def test_of_studies(numdev: Command, own_study: Any, functions: str, code: int, said: str) -> None:
     """What is unsupported by design does not fail a study whose other points have figures; the summary says it."""
-    own_study(STUDY.format(functions), "mine")
+    own_study(study_of(functions), "mine")
     ran = numdev(*WHOLE)
     assert ran.code == code, ran.out + ran.err
     (summary,) = [line for line in ran.out.splitlines() if line.startswith("mine: ")]
@@ -109,7 +113,7 @@ def test_of_studies(numdev: Command, own_study: Any, functions: str, code: int, 
 def test_a_full_disk_ends_a_study_with_2_and_loses_nothing(
     numdev: Command, own_study: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own_study(STUDY.format("works, breaks, refuses"), "mine")
+    own_study(study_of("works,breaks,refuses"), "mine")
     replace, calls = os.replace, []
 
     def fills_up(*paths: Path) -> None:
@@ -137,8 +141,8 @@ def test_a_disk_that_fills_up_within_a_measurement_ends_with_2(numdev: Command) 
 
 def test_what_reads_results_says_it_and_ends_so_too(numdev: Command, own_study: Any) -> None:
     """A study of a kernel that is sound and one that is not; the comparison of equal results has no regression."""
-    for functions, code in (("works", 0), ("works, breaks", 5)):
-        own_study(STUDY.format(functions), "mine")
+    for functions, code in (("works", 0), ("works,breaks", 5)):
+        own_study(study_of(functions), "mine")
         assert numdev(*WHOLE).code == code
         report, compared = numdev("report", "out=report"), numdev("compare", "results", "results")
         assert (report.code, compared.code) == (code, code), report.out + compared.out

@@ -212,12 +212,6 @@ class TestFormatOfFixedArithmetic:
         with pytest.raises(NotHonoured, match="attention=triton returns fp16; name a format alone"):
             build.point(KNOWN.request({"attention": "triton", "precision": "kernel_e4m3fn"}))
 
-    @pytest.mark.parametrize("kind", FIXED)
-    def test_a_step_cannot_be_set(self, kind: str) -> None:
-        words = rf"^precision\.values: 'bf16' .*attention={kind} has an arithmetic of its own, which cannot be set"
-        with pytest.raises(NotHonoured, match=words):
-            build.point(KNOWN.request({"attention": kind, "precision.values": "bf16"} | function(kind)))
-
 
 class TestWords:
     @pytest.mark.parametrize(
@@ -230,10 +224,7 @@ class TestWords:
             ({"attention": "triton", "attention.products": "ieee"}, r"attention\.products: .*only with precision=fp32"),
             ({"attention": "naive", "precision.rescale": "bf16"}, r"precision\.rescale: 'bf16' .*attention=naive does not"),
             ({"baseline": "none", "baseline.normalise": "end"}, r"baseline\.normalise: 'end' .*baseline=none does not read"),
-            (
-                {"baseline": "emulation", "baseline.precision": "fp16"},
-                r"baseline\.precision: .*baseline=emulation does not",
-            ),
+            ({"baseline": "emulation", "baseline.precision": "fp16"}, r"baseline\.precision: .*baseline=emulation does not"),
             ({"problem.n": 4, "problem.queries": 1, "problem.keys": 2}, r"problem\.n: 4 .*queries=1 and problem\.keys=2"),
             ({"precision.inputs": "bf16", "precision.quantise.to": "e5m2"}, r"precision\.inputs: .*quantise\.to=e5m2"),
             ({"tiling.br": 16, "tiling.shape": "square_bc"}, r"tiling\.br: 16 .*tiling\.shape=square_bc"),

@@ -39,21 +39,6 @@ def test_lines_are_few_and_name_the_point() -> None:
     assert lines[-1].startswith("1000/1000 points")
 
 
-def test_a_slow_point_gets_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    on = console(terminal=False)
-    with Progress(1000, on, live=False) as progress:
-        report = progress.of("toy", 1000)
-        for done in range(4):
-            now[0] = 40.0 * done
-            report(done, 1000, POINT)
-    assert [line.split("  ")[0] for line in printed(on)] == [
-        "0/1000 points, 0 s",
-        "2/1000 points, 80 s, about 39920 s left",
-    ]
-
-
 def test_studies_follow_one_another_and_correct_the_total() -> None:
     on = console(terminal=False)
     with Progress(12, on, live=False) as progress:

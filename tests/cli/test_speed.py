@@ -51,13 +51,3 @@ def test_a_study_ends_with_its_report_and_goes_on_where_it_stopped(numdev: Comma
     assert "0 measured" in numdev(*command).out
     told = Store(Path("results/speed")).studies()["toy"]["command"]
     assert told == "numdev speed --config-dir mine study=toy timing.seconds=0.001 timing.least=3 timing.most=3"
-
-
-def test_no_variant_is_timed_under_the_name_of_another(numdev: Command, own_study: Any) -> None:
-    own_study(STUDY)
-    ran = numdev("speed", "--config-dir", "mine", "study=toy", "attention=vanilla", *POINT[2:], "out=shown")
-    assert ran.code == 0, ran.err
-    assert set(pd.read_csv("shown/speed.csv")["label.kernel"]) == {"vanilla"}
-    refused = pd.read_csv("shown/points.csv").query("status == 'unsupported'")
-    assert sorted(refused["label.kernel"]) == ["math", "math", "none", "none"]
-    assert refused["reason"].str.startswith("attention: 'vanilla' cannot be used; the points kernel=").all()

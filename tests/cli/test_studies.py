@@ -70,18 +70,6 @@ def test_no_byte_of_a_study_depends_on_the_number_of_workers(numdev: Command) ->
     assert found == [found[0]] * 2
 
 
-def test_points_that_are_there_are_left_and_studies_share_them(numdev: Command) -> None:
-    one = (*SEVERAL, "workers=2")
-    assert numdev(*one, "problem.n=16").code == 0
-    first = next((Path("results") / "records").glob("*.json"))
-    before = first.stat().st_mtime_ns
-    assert "4 measured in" in (ran := numdev(*one)).out
-    assert "4 already there" in ran.out
-    assert first.stat().st_mtime_ns == before
-    assert f"{POINTS} measured in" in numdev(*one, "fresh=true").out
-    assert first.stat().st_mtime_ns > before
-
-
 def test_a_mistake_of_a_worker_ends_the_command_as_its_own_would(numdev: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     command = (*SEVERAL, "workers=2")
     whole = Store.put

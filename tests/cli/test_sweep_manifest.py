@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,6 @@ import pandas as pd
 import pytest
 
 import numdev as nd
-from numdev.report.document.context import Part, context
-from numdev.report.document.pdf import write_root
-from numdev.report.reading.frames import load
 from numdev.results.store import Store
 from tests.cli.commands import Command, refusal
 from tests.test_example_rmsnorm import CONFIGS, RMSNORM
@@ -121,20 +117,14 @@ def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Com
 
 
 @pytest.mark.slow
-def test_a_document_has_a_title_and_an_author_of_ones_own_and_no_raw_markup(numdev: Command) -> None:
+def test_a_document_has_a_title_and_an_author_of_ones_own(numdev: Command) -> None:
     assert numdev("measure", *TINY, "-m", "tiling.bc=8,16").code == 0
     head = ("title=Tiles, Bc: it's & co", "author=A. Author")
     assert numdev("report", "out=h", "format=html", *head).code == 0
     page = Path("h/report.html").read_text()
     assert "<title>Tiles, Bc: it&#39;s &amp; co</title>" in page
     assert '<meta name="author" content="A. Author">' in page
-    refused = numdev("report", "out=o", *head)
-    assert (refused.code, "it stands in a document; give format=pdf" in refused.err) == (2, True)
-    results = load(Store(Path("results")))
-    part = Part(results)
-    assert "$" not in context([part])["sections"][0]["title"]
-    write_root([part], Path("h"), "Tiles", "A. Author")
-    assert {"title": "Tiles", "author": "A. Author"}.items() <= json.loads(Path("h/data.json").read_text()).items()
+    assert "it stands in a document; give format=pdf" in refusal(numdev("report", "out=o", *head))
 
 
 def test_a_sweep_of_speed(numdev: Command) -> None:
@@ -146,5 +136,4 @@ def test_a_sweep_of_speed(numdev: Command) -> None:
     (figure,) = Path("o/figures").glob("*.svg")
     assert "median time of one call over implementation" in figure.read_text().lower()
     assert "tflops" in nd.load("results/speed")
-    refused = numdev("report", "results=results/speed", "out=o", "format=pdf")
-    assert (refused.code, refused.err.partition(":")[0]) == (2, "format")
+    assert refusal(numdev("report", "results=results/speed", "out=o", "format=pdf")).startswith("format: ")

@@ -327,21 +327,15 @@ WORSE, UNKNOWN = "Changes for the worse", "Changes that cannot be tested"
 LARGER = (1.2, 1.21, 1.19, 1.2, 1.22)
 
 
-def shown(path: Path, a: Sequence[Point], b: Sequence[Point], tolerance: float = 1.0) -> str:
-    before, after = load(store_of(path / "a", *a)), load(store_of(path / "b", *b))
-    console = Console(file=io.StringIO(), width=200)
-    show(compare(before, after, Criterion(tolerance=tolerance)), before, after, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 def test_what_is_worse_stands_first_and_what_is_the_same_nowhere(tmp_path: Path) -> None:
     a = [point(labels={"i": i}) for i in range(4)]
     factors = (LARGER, (2.0, 2.1, 1.9, 2.0, 2.1), (1.001, 0.998, 1.002, 0.999, 1.001))
     b = [point(scaled(times), "two", {"i": i}) for i, times in enumerate(factors)]
     b.append(failed(Status.ERROR, "it fell", machine="two", labels={"i": 3}))
     a, b = [*a, point([1.0], labels={"i": 4})], [*b, point([9.0], "two", {"i": 4})]
-    text = shown(tmp_path, a, b)
+    before, after, printed = load(store_of(tmp_path / "a", *a)), load(store_of(tmp_path / "b", *b)), io.StringIO()
+    show(compare(before, after, Criterion()), before, after, Console(file=printed, width=200))
+    text = printed.getvalue()
     places = [text.find(f"uniform inputs i={i}") for i in (3, 1, 0)]  # broken, then worse by ratio
     assert places == sorted(places)
     assert places[0] > text.index(WORSE)

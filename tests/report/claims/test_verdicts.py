@@ -169,19 +169,6 @@ def test_that_one_of_several_parts_fails_is_a_choice_among_them(parts: int) -> N
     assert found.p == pytest.approx(min(1.0, (parts + 1) * several[-1].p[1]))
 
 
-def test_claims_of_several_parts_are_wrong_in_less_than_5_of_100_tables() -> None:
-    """Eight claims of five parts: in four, one part lies at the bound and the others far inside; in four, all lie at it."""
-    draws = np.random.default_rng(5)
-    wrong = 0
-    for _ in range(100):
-        met = [[3.0] * 4 + [1.0]] * 4 + [[1.0] * 5] * 4
-        asked = [
-            evidence(*(Question(ratio(one * draws.lognormal(0.0, 0.2, 6), np.ones(6)), ABOVE) for one in parts)) for parts in met
-        ]
-        wrong += any(one.verdict is not UNDECIDED for one in judged(asked))
-    assert wrong <= 12  # of a mean of at most 5, at a standard deviation of 2.2
-
-
 def test_what_is_seen_needs_no_test_and_says_so() -> None:
     """Bits of the measured runs are equal or not: it is no question of the table, and generalises over nothing."""
     seen = Evidence("0", "Equal.", seen=HOLDS)

@@ -11,12 +11,22 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from numdev.arithmetic.formats import FP32
+from numdev.attention.operation import ATTENTION
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
+from numdev.attention.tiled import Tiled
+from numdev.attention.vendor.sdpa import Backend, Sdpa
+from numdev.attention.vendor.vanilla import Vanilla
+from numdev.measurement.runner import Runner
+from numdev.measurement.speed import Budget, Speeds
 from numdev.report.document import html
 from numdev.report.document.context import Part, context
 from numdev.report.document.pdf import write_pdf
 from numdev.report.document.report import write_part
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
+from numdev.results.study import Study, StudyPoint, run
 
 STUDIES = ["fig3", "fig4", "fig5", "sign", "kernels"]
 
@@ -31,6 +41,15 @@ class Report:
     shown: dict[str, Any]
     pdf: bytes
     html: str
+
+
+def texts(value: Any) -> list[str]:
+    """The texts of a document that are words."""
+    if isinstance(value, dict):
+        return [text for key, own in value.items() if key not in ("file", "command", "alt", "study") for text in texts(own)]
+    if isinstance(value, list):
+        return [text for own in value for text in texts(own)]
+    return [value] if isinstance(value, str) else []
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +72,27 @@ def documented(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
 
     monkeypatch.setattr(html, "write_html", spied)
     return parts
+
+
+VARIANTS: dict[str, Any] = {
+    "vanilla": Vanilla(FP32),
+    "tiled": Tiled(Precision.parse("fp32")),
+    "cudnn": Sdpa(Backend.CUDNN, FP32),
+}
+
+
+@pytest.fixture(scope="session")
+def speed_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of speed: two kernels that run and one that cannot, in prefill and decode at two lengths."""
+    path = tmp_path_factory.mktemp("speed")
+    points = [
+        StudyPoint(Problem(Distribution(Kind.NORMAL), Shape(queries=q, keys=n, head_dim=16)), v, None, 2, "normal", {"kernel": k})
+        for k, v in VARIANTS.items()
+        for n in (32, 64)
+        for q in (n, 1)
+    ]
+    outcome = run(
+        Study("toy", "A toy", None, (), tuple(points)), Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(path)
+    )
+    assert not outcome.has_errors
+    return path

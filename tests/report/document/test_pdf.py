@@ -12,25 +12,14 @@ from typing import Any
 import pytest
 import typst
 
-from numdev.api import Bench
-from numdev.arithmetic.formats import FP32
-from numdev.attention.exact import Exact
-from numdev.attention.operation import ATTENTION
-from numdev.attention.precision import Precision
-from numdev.attention.problem import Distribution, Problem, Shape
-from numdev.attention.tiled import Tiled
-from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
-from numdev.measurement.runner import Runner
-from numdev.measurement.speed import Budget, Speeds
+from numdev.attention.problem import Shape
 from numdev.report.document.context import Part, command, context
 from numdev.report.document.pdf import TEMPLATES, write_root
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS
 from numdev.results.store import Store
-from numdev.results.study import Study, StudyPoint, run
-from tests.report.document.conftest import Report
+from tests.report.document.conftest import Report, texts
 from tests.toy_studies import title_of
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -84,22 +73,14 @@ def test_the_first_page_quotes_the_results_and_every_claim(report: Report) -> No
 
 def test_a_reader_meets_no_internal_name(report: Report) -> None:
     """Commands, the environment and the names of metrics are to be typed; nothing else is a name of the code."""
-    texts = {key: value for key, value in report.shown.items() if key not in ("environments", "metrics", "headline", "methods")}
+    told = {key: value for key, value in report.shown.items() if key not in ("environments", "metrics", "headline", "methods")}
     scenarios = {name for name in report.part.results.points["scenario"] if "_" in name}
-    for text in _texts(texts):
+    for text in texts(told):
         if re.match(r"\d+ points: ", text):  # the entries of the axes of a user's own study, as they are to be typed
             continue
         assert not scenarios & set(re.findall(r"\w+", text)), text
         # Formulae, and the labels of points without a result, such as `precision=kernel_bf16`, are left out.
         assert not re.findall(r"\b[a-z]+\d*\\?_[a-z]\w*", re.sub(r"\$.*?\$|[\w.]+=\S+", "", text)), text
-
-
-def _texts(value: Any) -> list[str]:
-    if isinstance(value, dict):
-        return [text for key, own in value.items() if key not in ("file", "command", "alt", "study") for text in _texts(own)]
-    if isinstance(value, list):
-        return [text for own in value for text in _texts(own)]
-    return [value] if isinstance(value, str) else []
 
 
 def test_figures_and_tables_stand_once_with_captions_in_one_sequence_of_numbers(report: Report, tmp_path: Path) -> None:
@@ -126,25 +107,19 @@ def test_the_context_keeps_the_command_and_merges_environments(report: Report) -
     assert dict(second["facts"]) == facts | {"device": "another"}
 
 
-def test_a_study_without_a_claim_shows_every_point(tmp_path: Path) -> None:
-    precisions = ("fp32", "bf16")
-    variants = [Tiled(Precision.parse(p)) for p in precisions]
-    points = [
-        StudyPoint(Problem(Distribution(), SHAPE), v, None, 2, "normal", {"precision": p})
-        for v, p in zip(variants, precisions, strict=True)
-    ]
-    store = Store(tmp_path / "results")
-    run(Study("mine", "A study_of #mine", None, (), tuple(points)), Bench(Exact(), "cpu"), store)
-    make_report(store.path, tmp_path / "out", formats=("pdf",))
+def test_a_study_without_a_claim_shows_every_point(toy_results: Store, tmp_path: Path) -> None:
+    store = Store(shutil.copytree(toy_results.path, tmp_path / "results"))
+    store.put_study("mine", store.studies()["sign"] | {"name": "mine", "title": "A study_of #mine", "figure": None, "claims": []})
+    make_report(store.path, tmp_path / "out", ["mine"], formats=("pdf",))
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
-    results = load(store)
-    whole = context([Part(results)])
-    (table,) = whole["sections"][0]["tables"]
-    assert [row[0] for row in table["rows"]] == [f"normal precision={p}" for p in precisions]
-    assert [row[1] for row in table["rows"]] == ["golden", "golden"]  # it has no baseline
-    means = results.rows[results.rows["output"] == "out"].groupby("label.precision")["max_difference"]
-    for row, name in zip(table["rows"], precisions, strict=True):
-        assert means.min()[name] / 1.1 <= float(row[2].split()[0]) <= means.max()[name] * 1.1
+    results = load(store, ["mine"])
+    (table,) = context([Part(results)])["sections"][0]["tables"]
+    of_golden = [row for row in table["rows"] if row[1] == "golden"]
+    assert len(of_golden) == results.points["key"].nunique() == 4
+    rows = results.rows.query("output == 'out' and subject == 'variant' and reference == 'golden'")
+    for row in of_golden:
+        values = rows[rows["scenario.title"] + " precision=" + rows["label.precision"] == row[0]]["max_difference"]
+        assert values.min() / 1.1 <= float(row[2].split()[0]) <= values.max() * 1.1
 
 
 @pytest.mark.parametrize(
@@ -167,24 +142,21 @@ def test_mathematics_is_set_as_mathematics_and_nothing_else_is_markup(text: str,
     assert [piece for piece in pieces if piece not in content] == []
 
 
-def test_a_study_of_speed_has_its_section_figures_and_table(toy_results: Store, tmp_path: Path, documented: list[Part]) -> None:
+def test_a_study_of_speed_has_its_section_figures_and_table(
+    toy_results: Store, speed_results: Path, tmp_path: Path, documented: list[Part]
+) -> None:
     """Its results lie in the folder `speed` of the results, as `numdev speed` leaves them."""
     for name in ("records", "studies"):
         shutil.copytree(toy_results.path / name, tmp_path / "results" / name)
-    variants = {"vanilla": Vanilla(FP32), "tiled": Tiled(Precision.parse("fp32")), "cudnn": Sdpa(Backend.CUDNN)}
-    problem = Problem(Distribution(), SHAPE)
-    points = [StudyPoint(problem, variant, None, 1, "normal", {"kernel": name}) for name, variant in variants.items()]
-    study = Study("speed_cpu", "On a CPU", None, (), tuple(points), command="numdev speed study=speed_cpu")
-    run(study, Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(tmp_path / "results" / "speed"))
+    shutil.copytree(speed_results, tmp_path / "results" / "speed")
     make_report(tmp_path / "results", tmp_path / "out", ["fig3"], formats=("html",))
     whole = context(documented)
     last = whole["sections"][-1]
-    assert last["title"] == next(section.title for section in CHAPTERS if section.study == "speed_cpu")
+    assert last["title"] == "A toy"
     assert len({figure["caption"] for figure in last["figures"]}) == len(last["figures"]) == 2
-    assert [row[2] for row in last["tables"][0]["rows"]] == ["vanilla", "tiled"]
-    assert last["command"] == "numdev speed study=speed_cpu device=cpu"
+    assert {row[2] for row in last["tables"][0]["rows"]} == {"vanilla", "tiled"}
     count = sum(part.results.points["key"].nunique() for part in documented)
     assert [one["title"] for one in whole["environments"]] == [f"Environment 0, {count} points"]
     failed = [row[1:3] for row in whole["failures"] if row[0] == last["title"]]
-    assert failed == [["normal kernel=cudnn", "unsupported"]]
+    assert failed == [["normal kernel=cudnn", "unsupported"]] * 4
     assert whole["summary"].startswith(f"{count} points were measured")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,67 +13,36 @@ from matplotlib.container import ErrorbarContainer
 from rich.console import Console
 
 from numdev.api import Bench
-from numdev.arithmetic.formats import FP32
 from numdev.attention.exact import Exact
-from numdev.attention.operation import ATTENTION
-from numdev.attention.precision import Precision
-from numdev.attention.problem import Distribution, Kind, Problem, Shape
-from numdev.attention.tiled import Tiled
-from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
 from numdev.errors import BadInput
-from numdev.measurement.runner import Runner
-from numdev.measurement.speed import Budget, Speeds
 from numdev.report.document.report import make_report
 from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import SPEED, load
 from numdev.report.studies.speed import SPEED_FIGURES, frame
 from numdev.results.store import Store
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.study import run
 from tests.toy_studies import toy
 
 pytestmark = pytest.mark.xdist_group("speed of reports")
 
-VARIANTS: dict[str, Any] = {
-    "vanilla": Vanilla(FP32),
-    "tiled": Tiled(Precision.parse("fp32")),
-    "cudnn": Sdpa(Backend.CUDNN, FP32),
-}
 
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("speed")
-    points = [
-        StudyPoint(Problem(Distribution(Kind.NORMAL), Shape(queries=q, keys=n, head_dim=16)), v, None, 2, "normal", {"kernel": k})
-        for k, v in VARIANTS.items()
-        for n in (32, 64)
-        for q in (n, 1)
-    ]
-    outcome = run(
-        Study("toy", "A toy", None, (), tuple(points)), Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(path)
-    )
-    assert not outcome.has_errors
-    return path
-
-
-def test_a_report_takes_its_own_kind_of_study(results: Path, tmp_path: Path) -> None:
+def test_a_report_takes_its_own_kind_of_study(speed_results: Path, tmp_path: Path) -> None:
     """Both kinds in one folder, where an override of results= puts them."""
     others, console = Store(tmp_path / "others"), Console(file=io.StringIO(), width=200)
     run(toy("sign", ("uniform",), base={"problem.n": 16, "problem.head_dim": 8, "seeds": 1}), Bench(Exact(), "cpu"), others)
     others.put_study("sign", others.studies()["sign"] | {"figure": None, "claims": []})
     with pytest.raises(BadInput, match=r"no results of speed but sign of deviation; .*study=speed_cpu"):
         make_report(others.path, tmp_path / "speed", console=console, kind=SPEED)
-    both = shutil.copytree(results, others.path, dirs_exist_ok=True)
+    both = shutil.copytree(speed_results, others.path, dirs_exist_ok=True)
     make_report(both, tmp_path / "speed", console=console, kind=SPEED)
     assert set(pd.read_csv(tmp_path / "speed" / "speed.csv")["study"]) == {"toy"}
     make_report(both, tmp_path / "report", ["sign"], console=console)
     assert set(pd.read_parquet(tmp_path / "report" / "results.parquet")["study"]) == {"sign"}
 
 
-def test_one_row_per_point_and_replicate(results: Path) -> None:
-    rows = frame(load(Store(results)))
+def test_one_row_per_point_and_replicate(speed_results: Path) -> None:
+    rows = frame(load(Store(speed_results)))
     assert len(rows) == 2 * 2 * 2 * 2
     assert set(rows["series"]) == {"vanilla", "tiled"}
     assert set(rows["phase"]) == {"prefill", "decode"}
@@ -83,9 +51,9 @@ def test_one_row_per_point_and_replicate(results: Path) -> None:
     assert not {"wasserstein", "subject", "reference"} & set(rows)
 
 
-def test_the_report_is_whole(results: Path, tmp_path: Path) -> None:
+def test_the_report_is_whole(speed_results: Path, tmp_path: Path) -> None:
     console = Console(width=200, record=True)
-    make_report(results, tmp_path, console=console, kind=SPEED)
+    make_report(speed_results, tmp_path, console=console, kind=SPEED)
     drawn = {f"figures/toy_{name}.{kind}" for name in SPEED_FIGURES for kind in ("png", "svg")}
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")}
     tables = {f"{name}.csv" for name in ("speed", "points", "timings", "claims")}
@@ -98,9 +66,9 @@ def test_the_report_is_whole(results: Path, tmp_path: Path) -> None:
     assert "attention.backend: cudnn" in console.export_text()
 
 
-def test_every_line_lies_within_its_panel(results: Path) -> None:
+def test_every_line_lies_within_its_panel(speed_results: Path) -> None:
     """Panels that share an axis, the second with ten times the speed and a thousandth of the memory."""
-    rows = frame(load(Store(results)))
+    rows = frame(load(Store(speed_results)))
     rows = rows[rows["phase"] == "prefill"]
     wider = rows.assign(tflops=10 * rows["tflops"], peak_bytes=rows["peak_bytes"] / 1000)
     wider["problem.shape.head_dim"] = 32

@@ -15,8 +15,7 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation import COLUMNS as DEVIATION
 from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
-from numdev.report.reading.frames import COMPARISON, PLACE, Results, load
-from numdev.report.reading.scenarios import LABEL, formats, is_sources, ordered
+from numdev.report.reading.frames import COMPARISON, Results, load
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store, manifest_of, stored_point
 from numdev.results.study import Shard, run
@@ -50,14 +49,6 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
     store.put_study("s", manifest_of("s", "deviation", "t", points, scenarios=scenarios))
     return store
-
-
-def test_formats_go_from_few_bits_to_many_and_scenarios_from_the_source_to_controls(results: Results) -> None:
-    rows = pd.DataFrame({"format": ["fp64", "bf16", "e5m10", "fp16", "fp32"]})
-    assert formats(rows) == ["bf16", "fp16", "fp32", "fp64", "e5m10"]
-    scenarios = ordered(results.study("fig3"))
-    assert [scenario.name for scenario in scenarios] == ["uniform_end", "normal_end", "kernel_uniform"]
-    assert [is_sources(scenario) for scenario in scenarios] == [True, False, False]
 
 
 def test_rows_keep_the_figures_of_the_records(results: Results, toy_results: Store) -> None:
@@ -174,15 +165,3 @@ def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     found = load(store_of(tmp_path, record("a", tables={"deviation": rows, "counters": []})))
     summaries = summarise(found)
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
-
-
-def test_a_summary_tells_what_was_measured_without_a_join(results: Results) -> None:
-    summaries = summarise(results)
-    told = ["attention", "format", "policy", "seeds", "problem.source.kind"]
-    told += [f"problem.shape.{name}" for name in ("queries", "keys", "head_dim")]
-    told += ["variant.tiling.br", "variant.tiling.bc", "variant.softmax.normalise"]
-    points = results.points.drop_duplicates("key").set_index("key")[told].loc[summaries["key"]]
-    pd.testing.assert_frame_equal(summaries[told], points.reset_index(drop=True))
-    labels = [name for name in results.rows.columns if name.startswith(LABEL)]
-    assert not summaries.duplicated([*PLACE, *labels, "subject", "output", "reference"]).any()
-    assert summaries["replicates"].sum() == (~results.primary.is_repeated()).sum()

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import pandas as pd
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,13 +36,6 @@ def test_points_of_a_line_differ_in_x_alone(points: list[dict[str, Any]], x: str
     assert not found.duplicated([x, *colour, *more, "seed", "cluster"]).any(), "a replicate counts once"
 
 
-def test_what_follows_from_x_does_not_split_its_line() -> None:
-    points = [{"study": "s", "label.memory": m, "variant.tiling.bc": m // 4, "problem.n": 64} for m in (64, 128, 256)]
-    assert split(table(points), "label.memory", [], with_baseline=False)[1] == []
-    assert split(table(points), "variant.tiling.bc", [], with_baseline=False)[1] == [], "nor what it follows from"
-    assert split(table(points), "problem.n", [], with_baseline=False)[1] == ["label.memory"]
-
-
 def test_a_default_of_one_study_is_not_joined_with_what_another_states() -> None:
     points = [
         {"study": "sweep", "label.n": 64, "label.p": "bf16"},
@@ -51,18 +45,6 @@ def test_a_default_of_one_study_is_not_joined_with_what_another_states() -> None
     frame = table(points)
     frame.attrs[LABELS] = {"sweep": ["n"], "points": ["n", "p"]}
     assert split(frame, "label.n", [], with_baseline=False)[1] == ["label.p"]
-
-
-def test_a_setting_without_a_label_splits_too() -> None:
-    points = [{"study": "s", "label.n": n, "variant.softmax.exp": e} for n in (1, 2) for e in ("exp", "exp2")]
-    assert split(table(points), "label.n", [], with_baseline=False)[1] == ["variant.softmax.exp"]
-
-
-def test_scenarios_tell_points_apart_before_their_settings_do() -> None:
-    points = [
-        {"study": "s", "label.n": n, "scenario.title": t, "problem.kind": t[:1]} for n in (1, 2) for t in ("uniform", "normal")
-    ]
-    assert split(table(points), "label.n", [], with_baseline=False)[1] == ["scenario.title"]
 
 
 def test_a_baseline_beside_several_variants_has_one_line() -> None:
@@ -77,8 +59,22 @@ def test_a_baseline_beside_several_variants_has_one_line() -> None:
     assert kept.groupby(["label.n", "seed"]).size().tolist() == [1] * 4
 
 
-def test_a_point_measured_in_two_environments_has_two_lines() -> None:
-    points = [{"study": "s", "label.n": n, "environment": e} for n, e in ((1, 0), (2, 1))]
-    assert split(table(points), "label.n", [], with_baseline=False)[1] == []
-    points.append({"study": "t", "label.n": 1, "environment": 1})
-    assert split(table(points), "label.n", [], with_baseline=False)[1] == ["environment"]
+MEMORY = [{"label.memory": m, "variant.tiling.bc": m // 4, "problem.n": 64} for m in (64, 128, 256)]
+BOTH = list(itertools.product((1, 2), ("exp", "poly")))
+ENVIRONMENTS = [{"label.n": 1, "environment": 0}, {"label.n": 2, "environment": 1}]
+
+
+@pytest.mark.parametrize(
+    ("points", "x", "more"),
+    [
+        (MEMORY, "label.memory", []),  # what follows from x
+        (MEMORY, "variant.tiling.bc", []),  # nor what x follows from
+        (MEMORY, "problem.n", ["label.memory"]),
+        ([{"label.n": n, "variant.softmax.exp": e} for n, e in BOTH], "label.n", ["variant.softmax.exp"]),
+        ([{"label.n": n, "scenario.title": t, "problem.kind": t[:1]} for n, t in BOTH], "label.n", ["scenario.title"]),
+        (ENVIRONMENTS, "label.n", []),
+        ([*ENVIRONMENTS, {"label.n": 1, "environment": 1}], "label.n", ["environment"]),
+    ],
+)
+def test_a_line_is_split_by_what_its_points_differ_in_beside_x(points: list[dict[str, Any]], x: str, more: list[str]) -> None:
+    assert split(table([{"study": "s"} | point for point in points]), x, [], with_baseline=False)[1] == more

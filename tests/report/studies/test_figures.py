@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from numdev.cli.compose import config_folder
-from numdev.report.figures.theme import to_png, to_svg
+from numdev.report.figures.theme import to_png
 from numdev.report.reading.frames import Results, load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, plots_of
 from numdev.results.store import Store
@@ -23,7 +22,6 @@ from tests.toy_studies import title_of
 FORWARD = [one for one in CHAPTERS if one.operation == "attention" and one.study != "attribution_forward"]
 FIGURES = {name: plot for chapter in FORWARD for name, plot in chapter.figures.items()}
 SCENARIOS = ("uniform_end", "normal_end", "kernel_uniform")
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -90,13 +88,6 @@ def test_a_figure_is_as_its_manifest_keeps_it(results: Results, drawn: dict[str,
     fields = yaml.safe_load((config_folder() / "study/fig4.yaml").read_text())
     kept = plots_of(json.loads(json.dumps({"figures": fields["figures"]})))
     assert to_png(kept["fig4"](rows_of(results, "fig4"))) == to_png(drawn["fig4"])
-
-
-def test_an_svg_has_a_title_and_a_description(drawn: dict[str, Figure]) -> None:
-    root = ElementTree.fromstring(to_svg(drawn["sign"], "Better & worse", "Right of 1 is <worse>."))
-    assert root.findtext(f"{SVG}title") == "Better & worse"
-    assert root.findtext(f"{SVG}desc") == "Right of 1 is <worse>."
-    assert not root.findall(f".//{SVG}text")  # letters are outlines: no font is needed to read them
 
 
 def places(axes: Axes) -> list[float]:

@@ -19,17 +19,7 @@ from numdev.report.document.report import make_report
 from numdev.report.reading.frames import WATCH
 from numdev.report.studies.registry import CLAIMS
 from numdev.report.studies.registry import FIGURES as PLOTS
-from numdev.report.studies.spikes import (
-    BEFORE,
-    FACTOR,
-    FIGURES,
-    WINDOW,
-    excursions,
-    lift_at,
-    lifts,
-    spikes,
-    watched,
-)
+from numdev.report.studies.spikes import BEFORE, FACTOR, FIGURES, WINDOW, excursions, lift_at, lifts, spikes, watched
 from numdev.results.record import Column, Use
 from numdev.results.store import Store
 from tests.toy_training import ladder, stored
@@ -146,14 +136,8 @@ def store(tmp_path: Path) -> Store:
     columns = tuple(Column(str(name), use=Use.PLACE if name in ("seed", "step") else Use.FIGURE) for name in rows)
     record = found.get("spikes-1")
     assert record is not None
-    found.put(
-        replace(
-            record,
-            tables=record.tables
-            | {WATCH: [{str(name): value for name, value in row.items()} for row in rows.to_dict("records")]},
-            columns=record.columns | {WATCH: columns},
-        )
-    )
+    watch: Any = {WATCH: rows.to_dict("records")}
+    found.put(replace(record, tables=record.tables | watch, columns=record.columns | {WATCH: columns}))
     manifest = found.studies()["spikes"] | {"figure": "spikes_aligned", "more": [], "claims": ["spikes_logit"]}
     found.put_study("spikes", manifest)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -44,7 +45,7 @@ def made(node: str, settings: dict[str, Any]) -> Any:
     """The object of a node, or with a dot an attribute of it."""
     node, _, attribute = node.partition(".")
     built = build.node(COMPOSER.request(settings).config, node)
-    return getattr(built, attribute) if attribute else built
+    return attrgetter(attribute)(built) if attribute else built
 
 
 def quantise(fields: str) -> str:

@@ -7,10 +7,13 @@ from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf, workprec
+from torch import Tensor
 
+from numdev.arithmetic.formats import FP64
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.softmax import (
     EXP2_MINIMAX,
     EXPONENTIALS,
@@ -21,6 +24,7 @@ from numdev.attention.softmax import (
 )
 from numdev.errors import BadInput
 from tests.cases import EXP2_ERRORS
+from tests.oracles.double_loop import largest_of, new_maximum
 
 DEGREES = sorted(EXP2_MINIMAX)
 CARRIERS = {torch.float32: 23, torch.float64: 52}
@@ -123,6 +127,30 @@ def test_impossible_exponentials_are_refused() -> None:
     for make in makers:
         with pytest.raises(BadInput, match=r"^softmax\.exp: "):
             make()
+
+
+def next_maximum(soft: OnlineSoftmax, m: Tensor, s: Tensor) -> Tensor:
+    """`m'` of each row; the product with beta is not rounded here."""
+    return soft.running(m, soft.largest(s, lambda largest: largest * (soft.tie_shift or 1.0)))
+
+
+scores = st.one_of(st.integers(-3, 3).map(float), st.just(-math.inf), st.floats(-2, 2))
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(scores, st.lists(scores, min_size=5, max_size=5)), min_size=1, max_size=6),
+    st.sampled_from([0.0, 1.0, 3.0]),
+    st.sampled_from([None, 2.0, 4.0]),
+    st.sampled_from([Exponential.EXP, Exponential.EXP2]),
+)
+def test_running_maximum_is_that_of_each_row(
+    rows: list[tuple[float, list[float]]], threshold: float, tie_shift: float | None, kind: Exponential
+) -> None:
+    soft = OnlineSoftmax(exp=kind, rescale_threshold=threshold, tie_shift=tie_shift)
+    old = torch.tensor([[m] for m, _ in rows], dtype=torch.float64)
+    got = next_maximum(soft, old, torch.tensor([s for _, s in rows], dtype=torch.float64))
+    assert got[:, 0].tolist() == [new_maximum(m, largest_of(s, soft, Cast(FP64), torch.float64), soft) for m, s in rows]
 
 
 @pytest.mark.parametrize(

@@ -101,9 +101,10 @@ def loaded(**parts: Any) -> Study:
 
 
 def test_a_study_has_its_question_and_its_claims() -> None:
-    made = loaded(claims=["fig5a", SLOPE], question="Does it grow?")
+    made = loaded(claims=["fig5a", SLOPE], question="Does it grow?", measured="On toys.", source="A paper says so.", place=7)
     manifest = made.manifest(["k"] * len(made.points), "deviation")
-    assert manifest["question"] == "Does it grow?"
+    words = [manifest[name] for name in ("question", "measured", "source", "place")]
+    assert words == ["Does it grow?", "On toys.", "A paper says so.", 7]
     assert manifest["claims"] == ["fig5a", "mine_2"]
     assert list(manifest["stated_claims"]) == ["mine_2"]
     assert ClaimStatement.read(manifest["stated_claims"]["mine_2"]) == made.claims[1]
@@ -150,13 +151,6 @@ def test_a_mistake_in_what_draws_a_study_is_told(figure: dict[str, str], error: 
     with pytest.raises(BadInput) as raised:
         loaded(figures={"mine": figure})
     assert str(raised.value).startswith(f"figures.mine.{error}")
-
-
-def test_a_manifest_has_what_a_report_says_of_a_study() -> None:
-    drawn = {"mine": {"draw": "mine.study:draw", "about": "Lines."}}
-    made = loaded(figure="mine", figures=drawn, measured="On toys.", source="A paper says so.", place=7)
-    manifest = made.manifest(["k"] * len(made.points), "deviation")
-    assert [manifest[name] for name in ("figures", "measured", "source", "place")] == [drawn, "On toys.", "A paper says so.", 7]
 
 
 SHOWN = {"x": "problem.n", "y": "out.rmse"}

@@ -231,12 +231,10 @@ class TestScenariosThatTheCommandLineContradicts:
         [
             ("fig3", {"tiling__bc": 32}, 9),  # no scenario states it: the title says what was changed
             ("fig3", {"problem__n": 64}, 6),  # captured inputs state the length of their file
-            ("fig3", {"softmax": "fa2"}, 6),
             ("fig3", {"softmax__maximum": "running"}, 6),  # the file of fa1 states another one
             ("fig3", {"precision": "bf16"}, 6),  # the others have FP32 inside
             ("fig3", {"precision": "kernel_bf16"}, 3),
             ("fig3", {"precision": "e4m3fn"}, 6),  # every step in F, of another F
-            ("fig5a", {"problem__n": 4096}, 2),
             ("delta", {"problem__source__copies": 1}, 3),
         ],
     )

@@ -28,18 +28,12 @@ def needs(*packages: str) -> pytest.MarkDecorator:
 
 joblib = needs("hydra_plugins.hydra_joblib_launcher")
 optuna = needs("hydra_plugins.hydra_optuna_sweeper")
+submitit = needs("hydra_plugins.hydra_submitit_launcher", "submitit")
+ray = needs("hydra_plugins.hydra_ray_launcher", "ray")
 LAUNCHERS = [
     pytest.param(("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"), marks=joblib, id="joblib"),
-    pytest.param(
-        ("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"),
-        marks=needs("hydra_plugins.hydra_submitit_launcher", "submitit"),
-        id="submitit",
-    ),
-    pytest.param(
-        ("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"),
-        marks=needs("hydra_plugins.hydra_ray_launcher", "ray"),
-        id="ray",
-    ),
+    pytest.param(("hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5"), marks=submitit, id="submitit"),
+    pytest.param(("hydra/launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"), marks=ray, id="ray"),
 ]
 
 

@@ -74,11 +74,7 @@ def documented(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     return parts
 
 
-VARIANTS: dict[str, Any] = {
-    "vanilla": Vanilla(FP32),
-    "tiled": Tiled(Precision.parse("fp32")),
-    "cudnn": Sdpa(Backend.CUDNN, FP32),
-}
+VARIANTS = {"vanilla": Vanilla(FP32), "tiled": Tiled(Precision.parse("fp32")), "cudnn": Sdpa(Backend.CUDNN, FP32)}
 
 
 @pytest.fixture(scope="session")
@@ -91,8 +87,6 @@ def speed_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for n in (32, 64)
         for q in (n, 1)
     ]
-    outcome = run(
-        Study("toy", "A toy", None, (), tuple(points)), Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu"), Store(path)
-    )
-    assert not outcome.has_errors
+    study, bench = Study("toy", "A toy", None, (), tuple(points)), Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu")
+    assert not run(study, bench, Store(path)).has_errors
     return path

@@ -245,6 +245,7 @@ ASSUMED = "under our assumption about the source's circumstances"
         (_result(stated=HOLDS, normal_end=HOLDS), "reproduced"),
         (_result(stated=HOLDS, uniform=HOLDS), f"reproduced {ASSUMED}"),
         (_result(uniform_end=UNDECIDED), f"undecided {ASSUMED}"),
+        (_result(uniform=HOLDS, normal=FAILS), f"reproduced {ASSUMED}. Fails with normal one (1)"),
         (_result(uniform=FAILS, normal=UNDECIDED), f"not reproduced {ASSUMED}. Undecided with normal one (1)"),
         (
             _result(uniform_each=HOLDS, uniform_end=FAILS, normal=HOLDS),

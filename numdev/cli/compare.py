@@ -19,13 +19,16 @@ paired by seed where problem and baseline are the same, p is by Student's t on
 the logarithm of the ratio, adjusted by Holm's method for the number of
 comparisons, and has to be below 0.05. It is broken if A has a result and B
 none, or zeros, or more NaN and Inf. Both are regressions, and so is a point
-that B lacks. Points of equal bits are told apart and not tested. The change is
-unknown where there is one replicate alone, where problem, baseline or seeds
-differ, and where both sides hold NaN or Inf.
+that B lacks. Points of equal bits are told apart and not tested. A point is the
+same if the 95 % interval of B / A lies within the tolerance; if it is neither
+worse nor better nor the same, a change is not shown. The change is unknown
+where there is one replicate alone, where problem, baseline or seeds differ, and
+where both sides hold NaN or Inf.
 
-Exit code: 0; 1 for a regression; 2 for what cannot be used, or if compare.csv
-cannot be written; 5 if there is no regression and B has outputs that are NaN,
-Inf or zeros alone."""
+Exit code: 0 if no regression was shown; 1 for a regression; 2 for what cannot
+be used, if compare.csv cannot be written, or if nothing could be tested: no
+point was tested, has equal bits or failed in A alone; 5 if there is no
+regression and B has outputs that are NaN, Inf or zeros alone."""
 _SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
     "study": ("", "one study, or several as NAME,NAME; else all"),
     "metric": ("rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency of speed"),
@@ -40,14 +43,15 @@ _SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
 
 class _Parser(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise BadInput(self.prog, "", f"{message}; see --help")
+        self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
 def read(arguments: Sequence[str]) -> Namespace:
     """The folders `a` and `b`, and the settings.
 
     Raises:
-        BadInput: for an argument that the command does not take, and where one is missing.
+        BadInput: for an argument that the command does not take.
+        SystemExit: with 2 where one is missing or has no such value, with 0 after `--help`.
     """
     form: Any = RawDescriptionHelpFormatter
     parser = _Parser("numdev compare", None, _PURPOSE, _RULES, formatter_class=form, allow_abbrev=False)
@@ -68,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     """The exit code: that of `_RULES`, 2 for what the user can mend, 1 for every other failure.
 
     Raises:
-        SystemExit: with 0, after `--help`.
+        SystemExit: see `read`.
     """
     try:
         return _compare(read(arguments))
@@ -78,9 +82,9 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _compare(settings: Namespace) -> int:
-    from numdev.cli.exit_codes import BAD_OUTPUT, FAILED
+    from numdev.cli.exit_codes import BAD_INPUT, BAD_OUTPUT, FAILED
     from numdev.cli.progress import output
-    from numdev.report.comparison import REGRESSIONS, SIGNIFICANT, Criterion, compare, show, write
+    from numdev.report.comparison import REGRESSIONS, SIGNIFICANT, Criterion, compare, show, untested, write
     from numdev.report.document.tables import bad_outputs
 
     criterion = Criterion(settings.metric, settings.reference, settings.tolerance)
@@ -97,8 +101,11 @@ def _compare(settings: Namespace) -> int:
     count = int(changes["change"].isin(REGRESSIONS).sum())
     tests = int(changes["p"].notna().sum())
     judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
-    text = f"{count or 'no'} regression{'s' * (count > 1)} in {len(changes)} comparison{'s' * (len(changes) != 1)} ({judged})"
-    console.print(text, markup=False)
+    comparisons = f"{len(changes)} comparison{'s' * (len(changes) != 1)}"
+    if reason := untested(changes):
+        console.print(f"nothing could be tested in {comparisons}: {reason}", markup=False, soft_wrap=True)
+        return BAD_INPUT
+    console.print(f"{count or 'no'} regression{'s' * (count > 1)} in {comparisons} ({judged})", markup=False)
     return FAILED if count else BAD_OUTPUT if bad_outputs(b) else 0
 
 
@@ -107,6 +114,8 @@ def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     from numdev.report.reading.frames import TRAINING, load
     from numdev.results.store import Store
 
+    if not Path(folder).is_dir():
+        raise BadInput(side, folder, "there is no such folder")
     try:
         results = load(Store(Path(folder)), studies)
     except BadInput as error:

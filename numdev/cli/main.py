@@ -36,7 +36,8 @@ Exit code:
        summary lists the unsupported ones
     1  a point ended in an error, or, asked for by itself, out of memory;
        compare found a regression
-    2  a setting cannot be used, or results cannot be written (a full disk)
+    2  a setting cannot be used, or results cannot be written (a full disk);
+       compare could test nothing
     3  a point asked for by itself is unsupported, as attention=triton is
        without a GPU; so is every point of a study
     5  an output is NaN or Inf where the exact one is finite, 0 everywhere, or

@@ -180,6 +180,7 @@ def _record(problem: Problem, variant: Tiled, seeds: int, device: str) -> Record
 def _replicate(problem: Problem, variant: Tiled, seed: int) -> tuple[Tensor, Tensor]:
     """O of one head, and exact attention."""
     own = replace(variant, count=False).replicate(seed)  # the record has the counts, which take a third of a run
-    q, k, v = own.round_inputs(*problem.inputs(seed).values())
-    exact = Exact()(*problem.inputs(seed).values(), problem.mask, problem.softmax_scale)
+    q, k, v = problem.inputs(seed).values()
+    exact = Exact()(q, k, v, problem.mask, problem.softmax_scale)
+    q, k, v = own.round_inputs(q, k, v)
     return own(q, k, v, problem.mask, problem.softmax_scale).out[0, 0].double(), exact.out[0, 0]

@@ -42,7 +42,8 @@ class Change(Enum):
     ONLY_A = "only in A"  # B lacks the point
     WORSE = "worse"
     UNKNOWN = "unknown"  # both are measured, and it cannot be tested
-    SAME = "same"
+    NOT_SHOWN = "not shown"  # neither worse nor better is significant, and the interval exceeds the tolerance
+    SAME = "same"  # the interval lies within the tolerance
     EQUAL_BITS = "equal bits"  # every metric of every replicate
     BETTER = "better"
     MENDED = "mended"
@@ -51,6 +52,7 @@ class Change(Enum):
 
 
 REGRESSIONS = (Change.BROKEN.value, Change.ONLY_A.value, Change.WORSE.value)
+_UNTESTED = (Change.UNKNOWN.value, Change.NEITHER.value, Change.ONLY_B.value)
 _OF_SIDES = ("status", "kernel", "key")
 COLUMNS = [
     *("study", SCENARIO, TITLE, "point", "output", "reference", "metric", "change", "note"),
@@ -96,14 +98,18 @@ class Criterion:
 
         The hypothesis tested is |log ratio| <= log tolerance, by Student's t on the logarithms: p < 0.05 exactly where the 95 %
         interval lies beyond the tolerance or below its inverse. Equal zeros are a ratio of 1. Where a pair has no finite ratio,
-        such as a zero on one side alone, p is that of the sign test over all pairs. A single replicate has no p.
+        such as a zero on one side alone, p is that of the sign test over all pairs. A single replicate has no p. The `change`
+        is what is known before p is adjusted: unknown, not shown or the same.
         """
         with np.errstate(invalid="ignore"):
             b = np.where(np.abs(b - a) <= _OTHER_MACHINE * np.abs(a), a, b)
         times = ratio(b, a)
-        row = {"ratio": times.estimate, "ratio_low": times.low, "ratio_high": times.high, "is_larger": times.estimate > 1}
         if len(a) < 2:
-            return {"ratio": times.estimate, "note": "one replicate alone has no interval; measure more seeds"}
+            note = "one replicate alone has no interval; measure more seeds"
+            return {"ratio": times.estimate, "change": Change.UNKNOWN.value, "note": note}
+        is_within = not times.excluded and 1 / self.tolerance <= times.low and times.high <= self.tolerance
+        row = {"ratio": times.estimate, "ratio_low": times.low, "ratio_high": times.high, "is_larger": times.estimate > 1}
+        row |= {"change": (Change.SAME if is_within else Change.NOT_SHOWN).value}
         if not times.excluded:
             (share,) = times.shares
             return row | {"p": share.p(abs(share.mean) - math.log(self.tolerance)), "note": ""}
@@ -169,7 +175,7 @@ def _points(results: Results, criterion: Criterion) -> dict[_Place, dict[str, An
 
 
 def _compared(a: dict[str, Any] | None, b: dict[str, Any] | None, criterion: Criterion) -> Iterator[dict[str, Any]]:
-    """The comparisons of one point, a row for each output; those that are tested are the same until p-values are adjusted."""
+    """The comparisons of one point, a row for each output, before p-values are adjusted."""
     row: dict[str, Any] = {TITLE: (b or a or {})[TITLE]}
     row |= {f"{name}_{side}": own[name] for side, own in (("a", a), ("b", b)) if own for name in _OF_SIDES}
     if a is None or b is None:
@@ -201,13 +207,20 @@ def _replicates(a: pd.DataFrame | None, b: pd.DataFrame | None, criterion: Crite
         return row | {"ratio": 1.0, "change": Change.EQUAL_BITS.value}
     bad_a, bad_b = (int(rows.reindex(columns=_BAD).to_numpy(dtype=float, na_value=0).sum()) for rows in (a, b))
     if bad_a or bad_b:
-        change = Change.BROKEN if bad_b > bad_a else Change.UNKNOWN
-        return row | {"change": change.value, "note": f"elements that are NaN or Inf: {bad_b} in B, {bad_a} in A"}
+        change, mend = (Change.BROKEN, "") if bad_b > bad_a else (Change.UNKNOWN, "; measure inputs that lead to none in A")
+        return row | {"change": change.value, "note": f"elements that are NaN or Inf: {bad_b} in B, {bad_a} in A{mend}"}
     if not pairs:
         times = size_b / size_a if size_a > 0 else math.nan
-        return row | unknown | {"ratio": times, "note": "problem, baseline or seeds differ, so that replicates are no pairs"}
-    test = criterion.test(x, y)
-    return row | test | ({"change": Change.SAME.value} if "p" in test else unknown)
+        note = "problem, baseline or seeds differ, so that replicates are no pairs; measure both with the same"
+        return row | unknown | {"ratio": times, "note": f"{note} (baseline=none if formats differ)"}
+    return row | criterion.test(x, y)
+
+
+def untested(changes: pd.DataFrame) -> str:
+    """Why no comparison says anything of B, the most frequent reason; empty where one does."""
+    if not changes["change"].isin(_UNTESTED).all():
+        return ""
+    return str(changes.loc[changes["change"] != Change.ONLY_B.value, "note"].mode()[0]) or "no point has a result"
 
 
 def write(changes: pd.DataFrame, out: Path) -> None:
@@ -242,8 +255,10 @@ def _shown(changes: pd.DataFrame, kinds: Sequence[str]) -> pd.DataFrame:
     own = own.assign(order=own["change"].map(kinds.index)).sort_values(["order", "ratio"], ascending=[True, False], kind="stable")
     lines = []
     for row in own.head(_MOST).to_dict("records"):
-        times = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], 0).text()
-        figures = [significant(row["a"], 3), significant(row["b"], 3), times, significant(row["p_adjusted"])]
+        times = Interval(row["ratio"], row["ratio_low"], row["ratio_high"], 0)
+        has_ends = math.isfinite(times.low) and math.isfinite(times.high)
+        figures = [significant(row["a"], 3), significant(row["b"], 3), times.text() if has_ends else significant(times.estimate)]
+        figures.append(significant(row["p_adjusted"]))
         known = ["" if figure == "unknown" else figure for figure in figures]
         lines.append([row["study"], f"{row[TITLE]} {row['point']}".strip(), row["output"], *known, row["change"], row["note"]])
     if len(own) > _MOST:

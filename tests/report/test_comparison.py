@@ -97,7 +97,9 @@ class TestChange:
             ([1.2, 1.21, 1.19, 1.2, 1.22], 1.3, "same"),
             ([0.8, 0.81, 0.79, 0.8, 0.82], 1.0, "better"),
             ([0.8, 0.81, 0.79, 0.8, 0.82], 1.3, "same"),
-            (SLIGHT, 1.0, "same"),
+            (SLIGHT, 1.0, "not shown"),
+            (SLIGHT, 1.01, "same"),
+            ([0.5, 1.0, 2.0, 90.0, 9.0], 1.1, "not shown"),
             (1.0 + 1e-13, 1.0, "same"),  # another order of summation in the metric itself
             (1.0, 1.0, "equal bits"),
         ],
@@ -118,14 +120,15 @@ class TestChange:
             (point(), point(scaled(3.0), "two", n=16), ("unknown", 3.0), "are no pairs"),
             (point(), point([*BASE, 50.0, 60.0], "two"), ("equal bits", 1.0), ""),  # of the seeds that both have
             (point([0.0] * 10), point([1e-9] * 10, "two"), ("worse", math.nan), "10 of 10 pairs have no finite ratio"),
+            (point([0.0, 1.0, 1.0]), point([1e-9, 1.0, 1.0], "two"), ("not shown", 1.0), "1 of 3 pairs have no finite"),
         ],
-        ids=["another metric", "one replicate", "other inputs", "more seeds", "from exact"],
+        ids=["another metric", "one replicate", "other inputs", "more seeds", "from exact", "one from exact"],
     )
     def test_says_what_it_rests_on(self, tmp_path: Path, a: Point, b: Point, expected: tuple[Any, ...], note: str) -> None:
         (row,) = changes(tmp_path, [a], [b]).to_dict("records")
         assert (row["change"], row["ratio"]) == pytest.approx(expected, nan_ok=True)
         assert note in row["note"]
-        if "finite ratio" in note:
+        if "10 of 10" in note:
             assert row["p"] == 2.0**-9  # the sign test: ten of ten, two-sided
 
     def test_is_judged_for_each_output_and_never_for_the_baseline(self, tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ class TestChange:
         ]
         (row,) = changes(tmp_path, sides[:1], sides[1:]).to_dict("records")
         assert row["change"] == change
-        assert row["note"] == f"elements that are NaN or Inf: {5 * nan[1]} in B, {5 * nan[0]} in A"
+        assert row["note"].startswith(f"elements that are NaN or Inf: {5 * nan[1]} in B, {5 * nan[0]} in A")
 
 
 class TestMatching:
@@ -215,7 +218,7 @@ class TestManyTests:
         b = [point(scaled(SLIGHT) if i else doubtful, "two", {"i": i}) for i in range(20)]
         a, b = [*a, point(labels={"i": 20})], [*b, point(machine="two", labels={"i": 20})]  # equal bits do not count
         among = changes(tmp_path / "among", a, b)
-        assert among["change"].tolist() == ["same"] * 20 + ["equal bits"]
+        assert among["change"].tolist() == ["not shown"] * 20 + ["equal bits"]
         assert among["p"][0] == alone["p"][0] < 0.05
         assert among["p_adjusted"][0] == pytest.approx(20 * among["p"][0])
         assert among["note"][0] == "significant alone, not among 20 tests"
@@ -287,6 +290,28 @@ class TestCommand:
         back = numdev("compare", "b", "a")
         assert (back.code, "only in B" in back.out) == (0, True)
 
+    @pytest.mark.parametrize(
+        ("a", "b", "code", "sentence"),
+        [
+            (point(), point(scaled(9.0), "two", n=16), 2, "problem, baseline or seeds differ"),
+            (point([1.0]), point([9.0], "two"), 2, "one replicate alone has no interval; measure more seeds"),
+            (failed(Status.ERROR, "it fell"), failed(Status.ERROR, "it fell again", machine="two"), 2, "it fell again"),
+            (failed(Status.ERROR, "it fell"), point(machine="two"), 0, ""),
+            (point([1.0]), failed(Status.ERROR, "it fell", machine="two"), 1, ""),
+        ],
+        ids=["no pairs", "one replicate", "in neither", "mended", "broken"],
+    )
+    def test_that_could_test_nothing_ends_with_2(
+        self, numdev: Command, tmp_path: Path, a: Point, b: Point, code: int, sentence: str
+    ) -> None:
+        store_of(tmp_path / "a", a)
+        store_of(tmp_path / "b", b, point(machine="two", labels={"precision": "fp32"}))  # only in B
+        ran = numdev("compare", "a", "b")
+        assert ran.code == code
+        expected = f"nothing could be tested in 2 comparisons: {sentence}" if sentence else "regression"
+        assert expected in ran.out.splitlines()[-1]
+        assert "cluster" not in ran.out
+
     def test_speed_is_compared_by_its_own_figures(self, numdev: Command, tmp_path: Path) -> None:
         place = Problem(Distribution(), Shape(queries=8, keys=8, head_dim=8))
         study = Study("toy", "A toy", None, (), (StudyPoint(place, Vanilla(FP32), None, 3, "normal", {"kernel": "vanilla"}),))
@@ -303,9 +328,9 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            ((), "numdev compare: '' cannot be used; the following arguments are required: A, B"),
-            (("a",), "the following arguments are required: B; see --help"),
-            (("a", "nowhere"), "B: 'nowhere' cannot be used; it holds no results"),
+            ((), "numdev compare: the following arguments are required: A, B; see --help"),
+            (("a",), "numdev compare: the following arguments are required: B; see --help"),
+            (("a", "nowhere"), "B: 'nowhere' cannot be used; there is no such folder"),
             (("a", "a", "study=fig9"), "study: 'fig9' cannot be used; a holds s"),
             (("a", "a", "metric=rsme"), "metric: 'rsme' cannot be used"),
             (("a", "a", "reference=baseline"), "reference: 'baseline' cannot be used; both must have it; one has golden"),

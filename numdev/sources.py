@@ -109,7 +109,7 @@ def loaded(name: str, field: str) -> Loaded:
         function = getattr(importlib.import_module(module), attribute, None)
     except ImportError as error:
         raise BadInput(field, name, f"its module cannot be imported ({error})") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         last = error if isinstance(error, SyntaxError) else traceback.extract_tb(error.__traceback__)[-1]
         reason = f"{type(error).__name__} in {last.filename}, line {last.lineno}: {getattr(error, 'msg', error)}"
         raise BadInput(field, name, f"its module cannot be imported ({reason})") from error

@@ -60,6 +60,8 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
     config = request.config
     try:
         variant, problem = node(config, "variant"), node(config, "problem")
+        if variant is config["variant"]:
+            raise BadInput("variant", variant, "it names no object; leave it out, and choose an option, as in attention=tiled")
         _refuse(request, _without_effect(request, variant, problem))
         baseline = node(config, "baseline")
         if isinstance(baseline, Rule):

@@ -88,10 +88,12 @@ def meanings(group: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in presets_of_objects(group).items()} | comments
 
 
-def explained(group: str) -> str:
-    """The help on the options of a group: each with its meaning, and the settings of its own object."""
+def explained(group: str, *names: str) -> str:
+    """The help on the options of a group, or on those named: each with its meaning, and the settings of its own object."""
     lines, own = list[str](), Composer((config_folder(),))
     for option, text in meanings(group).items():
+        if names and option not in names:
+            continue
         leaf = own.leaf(group, option)
         shown = {key: value for key, value in leaf.items() if "._" not in key and ".fmt." not in key and "${" not in str(value)}
         settings = [f"{key}={written(value)}" for key, value in shown.items()] if len(shown) < len(leaf) else []

@@ -108,7 +108,9 @@ def run(work: Work, cfg: DictConfig) -> Ended:
                     outcomes[study.name] = run_study(study, bench, store, **how) if pool is None else pool.run(place, **how)
                     bar.point(sum(o.measured + o.skipped for o in outcomes.values()))
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(f"{bar.done} points kept") from None
+                # In the store, as workers report several points at a time
+                kept = {key for part in parts for key in part if store.holds(key)}
+                raise KeyboardInterrupt(f"{len(kept)} points kept") from None
     console = output()
     for name, done in outcomes.items():
         console.print(show.outcome(name, done))
@@ -181,13 +183,21 @@ _WORK: list[tuple[Study, Runner, Store]] = []
 """In a worker, the studies, what measures them and where: forked, so that they need not be sent."""
 
 
+class _Terminated(SystemExit):
+    """Ends a worker, where `sys.exit` in a function of the user ends its point."""
+
+
 def _begin_worker(threads: int, work: list[tuple[Study, Runner, Store]]) -> None:
     """Ctrl-C reaches the command alone, which ends its workers; they end by themselves when the command is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # removes files that are half written
+    signal.signal(signal.SIGTERM, _terminate)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     _WORK[:] = work
+
+
+def _terminate(number: int, _: object) -> None:
+    raise _Terminated(128 + number)  # removes files that are half written
 
 
 def _end_with_parent() -> None:

@@ -190,7 +190,9 @@ class Runner:
             status, reason = Status.INVALID, str(error)
         except (BadInput, StoreError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if isinstance(error, SystemExit) and type(error) is not SystemExit:  # the command ends this process
+                raise
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise StoreError(f"results: {error}; free some space, then run again") from error
             status, reason = failure(error, self.kind.operation.smaller)
@@ -224,11 +226,12 @@ class Runner:
         )
 
 
-def failure(error: Exception, smaller: str) -> tuple[Status, str]:
+def failure(error: Exception | SystemExit, smaller: str) -> tuple[Status, str]:
     """How an unexpected error ends a point, and what a record says of it; `smaller` is what to use where memory ends."""
-    text = str(error).strip().splitlines()
+    called = f"it called sys.exit({error.code!r})" if isinstance(error, SystemExit) else ""
+    text = (called or str(error)).strip().splitlines()
     reason = f"{type(error).__name__}: {text[0] if text else ''}"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return Status.OUT_OF_MEMORY, f"{reason}; use {smaller}"
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    return Status.ERROR, f"{reason} (in {frame.name}, line {frame.lineno})"
+    return Status.ERROR, f"{reason} (in {frame.name} of {Path(frame.filename).name}, line {frame.lineno})"

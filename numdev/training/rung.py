@@ -108,6 +108,8 @@ class Reference:
         from numdev.arithmetic.formats import Format
         from numdev.attention.vendor.vanilla import VanillaBackward
 
+        if not isinstance(variant, Rung):  # options of every operation lie in one group
+            raise BadInput("baseline", "reference", "it is a run of numdev train; choose a baseline of the operation")
         numerics = self.numerics or variant.numerics
         assert numerics is not None
         return Rung(VanillaBackward(Format.parse(numerics.format)), numerics, watch=variant.watch)

@@ -17,6 +17,7 @@ from tests.cli.commands import Command, refusal
 
 SMALL = ("problem.n=8", "problem.head_dim=4", "seeds=1", "device=cpu")
 MINE = """\
+import sys
 import numdev as nd
 def refuses(q, k, v, mask, scale):
     raise nd.Unsupported('problem.n', 'never')
@@ -24,6 +25,8 @@ def forgets(q, k, v, mask, scale):
     raise MemoryError('no more')
 def fails(q, k, v, mask, scale):
     raise RuntimeError('deliberate')
+def exits(q, k, v, mask, scale):
+    sys.exit(7)
 def works(q, k, v, mask, scale):
     return v
 def breaks(q, k, v, mask, scale):
@@ -80,6 +83,8 @@ def test_the_gravest_is_first_a_bad_setting_then_a_failure(codes: list[int]) -> 
         ("measure", "widens", 5),
         ("measure", "refuses", 3),
         ("measure", "works,refuses", 3),
+        ("measure", "exits", 1),
+        ("measure", "breaks,exits", 1),
         ("measure", "breaks,fails", 1),
         ("speed", "works,breaks", 5),
         ("speed", "refuses,forgets", 1),
@@ -97,7 +102,7 @@ def test_of_points_and_sweeps(numdev: Command, program: str, functions: str, cod
     [
         ("works,refuses,forgets", 0, "1 unsupported, 1 out_of_memory"),
         ("works,loses,widens,breaks", 5, "1 nonfinite, 1 zero, 1 invalid"),
-        ("works,fails", 1, "1 error"),
+        ("works,fails,exits", 1, "2 error"),
         ("refuses", 3, "1 unsupported"),
     ],
 )
@@ -108,6 +113,14 @@ def test_of_studies(numdev: Command, own_study: Any, functions: str, code: int, 
     assert ran.code == code, ran.out + ran.err
     (summary,) = [line for line in ran.out.splitlines() if line.startswith("mine: ")]
     assert summary.endswith(said)
+
+
+def test_a_function_that_ends_python_is_an_error_of_its_point_in_a_worker_too(numdev: Command, own_study: Any) -> None:
+    own_study(study_of("works,exits"), "mine")
+    ran = numdev(*WHOLE, "workers=2")
+    assert ran.code == 1
+    assert "mine: 2 points, 2 measured" in ran.out
+    assert "it called sys.exit(7) (in exits of mine.py, line " in " ".join(ran.out.split())
 
 
 def test_a_full_disk_ends_a_study_with_2_and_loses_nothing(

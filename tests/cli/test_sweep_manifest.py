@@ -56,6 +56,12 @@ def test_a_sweep_has_a_report_a_figure_a_document_and_a_comparison(numdev: Comma
     assert not Path("q").exists(), "what is asked for is checked before anything is written"
 
 
+def test_the_page_names_its_sweep_as_the_results_do(numdev: Command) -> None:
+    assert numdev("measure", "-m", "problem.n=4,8", "precision=bf16,fp16", "tiling.bc=64", "seeds=1").code == 0
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "own-sweep.md"
+    assert page.read_text().count(f"numdev report study={the_sweep()[0]} plot=") == 2
+
+
 def test_a_sweep_that_goes_on_is_the_same_sweep_and_another_one_is_not(numdev: Command) -> None:
     numdev("measure", *TINY, "-m", "problem.n=16,32")
     numdev("measure", "problem.head_dim=8", "seeds=3", "-m", "problem.n=32,64", "device=cpu")

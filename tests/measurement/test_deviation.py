@@ -77,13 +77,14 @@ class Wrong:
         return tuple(Cast(self.fmt)(t) for t in (q, k, v))
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        errors: dict[str, Exception] = {
+        errors: dict[str, BaseException] = {
             "unsupported": Unsupported("problem.window", "no window here"),
             "memory": MemoryError(),
             "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
             "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
             "error": ZeroDivisionError("first line\nsecond line"),
             "silent": KeyError(),
+            "exit": SystemExit(7),
             "bad": BadInput("attention.function", "f", "mend it"),
         }
         if self.what in errors:
@@ -174,8 +175,9 @@ def test_rows_do_not_depend_on_seeds_order_or_what_is_kept(bench: Bench) -> None
         ("memory", Status.OUT_OF_MEMORY, "MemoryError: ; use fewer queries"),
         ("gpu memory", Status.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB; use fewer queries"),
         ("cpu memory", Status.OUT_OF_MEMORY, "RuntimeError: DefaultCPUAllocator: can't allocate memory"),
-        ("error", Status.ERROR, "ZeroDivisionError: first line (in __call__, line "),
-        ("silent", Status.ERROR, "KeyError:  (in __call__, line "),
+        ("error", Status.ERROR, "ZeroDivisionError: first line (in __call__ of test_deviation.py, line "),
+        ("silent", Status.ERROR, "KeyError:  (in __call__ of test_deviation.py, line "),
+        ("exit", Status.ERROR, "SystemExit: it called sys.exit(7) (in __call__ of test_deviation.py, line "),
     ],
 )
 def test_what_goes_wrong_is_a_status_of_its_own_point(what: str, status: Status, reason: str, bench: Bench) -> None:

@@ -58,7 +58,13 @@ class Custom(InDtype):
         source: Loaded = vars(self)["_loaded"]
         if not source.is_current:
             raise BadInput(_FIELD, self.function, "a module of it was reloaded since it was named; make the Custom again")
-        result = source.function(q, k, v, mask=mask, scale=scale)
+        try:
+            result = source.function(q, k, v, mask=mask, scale=scale)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it was raised within the function
+                raise
+            hint = f"it is called as function(q, k, v, mask=mask, scale=scale), and does not take that ({error})"
+            raise BadInput(_FIELD, self.function, hint) from error
         out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         expected = (*q.shape[:-1], v.shape[-1]), self.fmt.dtype, q.device
         expected_lse = tuple(q.shape[:-1]), self.formats["lse"].dtype, q.device

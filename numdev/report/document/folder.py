@@ -84,7 +84,7 @@ def _read(out: Path) -> dict[str, Any]:
     """The folder's manifest; empty where there is none."""
     try:
         manifest: dict[str, Any] = json.loads((out / MANIFEST).read_bytes())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError):
         raise BadInput("out", str(out), f"its {MANIFEST} cannot be read; give another folder, or remove this one") from None

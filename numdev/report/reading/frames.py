@@ -240,7 +240,7 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
     for name in studies or ():
         if name not in kept:
             also = f"; {name} is of the kind {manifests[name]['kind']}" if name in manifests else ""
-            raise BadInput("studies", name, f"{store.path} holds {', '.join(kept)}{also}")
+            raise BadInput("study", name, f"{store.path} holds {', '.join(kept)}{also}")
     return {name: kept[name] for name in studies or kept}
 
 

@@ -45,6 +45,14 @@ def watched(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Ten
     return q.clone()
 
 
+def unmasked(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q.clone()
+
+
+def confused(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Tensor:
+    return unmasked(q, k, v, scale=scale)  # type: ignore[call-arg]
+
+
 RETURNED: list[object] = []
 
 
@@ -126,6 +134,14 @@ def test_other_things_than_attention_are_refused(returned: object, found: str) -
     with pytest.raises(BadOutput, match="^attention.function: ") as caught:
         custom(returning, FP32)(q, k, v, Mask())
     assert caught.value.hint == f"it returned {found}; it must return out {OUT_IS}, or that and lse {LSE_IS}"
+
+
+def test_a_function_that_takes_other_arguments_is_refused_and_a_type_error_within_one_is_its_own() -> None:
+    q, k, v = draw((1, 2, 2, 5, 7, 4))
+    with pytest.raises(BadInput, match=r"called as function\(q, k, v, mask=mask, scale=scale\), .* argument 'mask'"):
+        custom(unmasked)(q, k, v, Mask())
+    with pytest.raises(TypeError, match="'scale'"):
+        custom(confused)(q, k, v, Mask())
 
 
 def test_shapes_are_checked_before_it_is_called_and_its_lse_may_be_missing() -> None:

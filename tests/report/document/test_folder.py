@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from numdev.errors import BadInput, StoreError
-from numdev.report.document.folder import MANIFEST, refuse_other, replacing
+from numdev.report.document.folder import MANIFEST, listed, refuse_other, replacing
 
 Files = dict[str, str]
 
@@ -85,3 +85,4 @@ def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"^out: .*file cannot be written \(Not a directory\)"):
         refuse_other(tmp_path / "file" / "below", tmp_path, None)
+    assert listed(tmp_path / "file") == []

@@ -116,7 +116,7 @@ def test_a_store_without_the_studies_says_what_it_has(toy_results: Store, tmp_pa
     torn.write_text('{"name": "fi')
     with pytest.raises(BadInput, match=r"fig3\.json is damaged"):
         load(Store(tmp_path))
-    with pytest.raises(BadInput, match=r"studies: 'fig9' cannot be used; .* holds .*fig3"):
+    with pytest.raises(BadInput, match=r"study: 'fig9' cannot be used; .* holds .*fig3"):
         load(toy_results, ["fig3", "fig9"])
     assert list(load(toy_results, ["sign"]).manifests) == ["sign"]
 

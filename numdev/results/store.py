@@ -66,14 +66,17 @@ class Scenario:
 def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
     """The scenarios of a stored study, by name.
 
-    A study whose points the command line changed is not what its source describes: all its scenarios lie beyond that, and
-    their titles say what was changed.
+    A study whose points the command line changed is not what its source describes: all its scenarios lie beyond that.
     """
     scenarios = [Scenario(**own | {"role": Role(own["role"])}) for own in manifest["scenarios"]]
     if manifest["overrides"]:
-        text = f", with overrides: {' '.join(manifest['overrides'])}"
-        scenarios = [replace(own, title=f"{own.title}{text}", role=Role.BEYOND) for own in scenarios]
+        scenarios = [replace(own, role=Role.BEYOND) for own in scenarios]
     return {own.name: own for own in scenarios}
+
+
+def with_overrides(text: str, manifest: Mapping[str, Any]) -> str:
+    """A title or a source of a study, and what the command line changed of its points."""
+    return f"{text}, with overrides: {' '.join(manifest['overrides'])}" if manifest["overrides"] else text
 
 
 def stored_point(key: str, labels: Mapping[str, Any], **facts: Any) -> dict[str, Any]:

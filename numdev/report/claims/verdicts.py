@@ -33,7 +33,7 @@ from numdev.report.reading.frames import Results
 from numdev.report.reading.scenarios import by_role, is_sources, of
 from numdev.report.reading.wording import PLAIN, Words, generality
 from numdev.report.statistics import Interval, holm, largest_share
-from numdev.results.store import Role, Scenario
+from numdev.results.store import Role, Scenario, with_overrides
 
 ALPHA = 0.05
 TREND = 0.1
@@ -263,10 +263,16 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim judged in every scenario of one study, the source's own first; `questions` are those of its table."""
+    """A claim judged in every scenario of one study, the source's own first.
+
+    Attributes:
+        source: of the claim, and what the command line changed of the study.
+        questions: those of its table.
+    """
 
     claim: Claim
     study: str
+    source: str
     findings: dict[Scenario, Finding]
     questions: int = 0
 
@@ -309,9 +315,10 @@ class ClaimResult:
 
     @property
     def brief(self) -> str:
-        """The word, and where scenarios differ, the number of the others with each verdict."""
-        counts = [f"{verdict.value} in {len(scenarios)}" for verdict, scenarios in self._rest().items()]
-        return self._qualified + (f"; other scenarios: {', '.join(counts)}" if counts else "")
+        """The word, and where scenarios differ, the number of the others with each verdict; of all, where chief ones differ."""
+        counts = {f"{verdict.value} in {len(scenarios)}": len(scenarios) for verdict, scenarios in self._rest().items()}
+        of = "all" if sum(counts.values()) == len(self.findings) else "other"
+        return self._qualified + (f"; {of} scenarios: {', '.join(counts)}" if counts else "")
 
     @property
     def _qualified(self) -> str:
@@ -340,15 +347,20 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
         rows, scenarios = results.study(name, claim.table), by_role(results.scenarios(name).values())
         own = {scenario: of(rows, scenario) for scenario in scenarios}
         if claim.across:  # all scenarios as one, with the most cautious of their roles
-            overrides = f", with overrides: {' '.join(manifest['overrides'])}" if manifest["overrides"] else ""
             role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
-            own = {Scenario(name, f"{manifest['title']}{overrides}", role): rows}
+            own = {Scenario(name, manifest["title"], role): rows}
         places[claim.name, name] = list(own)
         weighed += map(claim.weigh, own.values())
         over += [generality(each, claim.words) for each in own.values()]
     findings, questions = iter(judged(weighed, over)), count(weighed)
     return [
-        ClaimResult(claims[name], study, {scenario: next(findings) for scenario in scenarios}, questions)
+        ClaimResult(
+            claims[name],
+            study,
+            with_overrides(claims[name].source, results.manifests[study]),
+            {scenario: next(findings) for scenario in scenarios},
+            questions,
+        )
         for (name, study), scenarios in places.items()
         if scenarios
     ]

@@ -67,6 +67,7 @@ def context(parts: Sequence[Part], title: str = "", author: str = "") -> dict[st
     operations = pd.unique(pd.concat([part.results.points["operation"] for part in shipped])) if shipped else []
     known = [chapter for chapter in CHAPTERS if chapter.operation in operations]
     named = [chapter for chapter in known if chapter.study in part_of]
+    as_shipped = [name for name in (own.study for own in named) if not part_of[name].results.manifests[name]["overrides"]]
     missing = [name for name in part_of if name not in {chapter.study for chapter in named}]
     chapters = [*named, *(chapter_of(part_of[name].results, name) for name in missing)]
     claims = [claim for part in parts for claim in _claims(part)]
@@ -83,7 +84,7 @@ def context(parts: Sequence[Part], title: str = "", author: str = "") -> dict[st
         "reading": note(judged),
         "claims": claims,
         "headline": next((figures[name] for name in (*words.headlines, *figures) if name in figures), None),
-        "absent": [chapter.title for chapter in known if chapter not in named] if named else [],
+        "absent": [chapter.title for chapter in known if chapter not in named] if len(as_shipped) > 1 else [],
         "sections": sections,
         "methods": [words.methods for words in own if words.methods],
         "rules": [list(rule) for rule in dict.fromkeys((*rules(), *(rule for words in own for rule in words.rules)))],
@@ -102,6 +103,10 @@ def words_for(results: Results) -> Words:
         kinds = dict.fromkeys(str(manifest["kind"]).replace("_", " ") for manifest in manifests)
         return Words(title=f"Measurements of {_listed(list(kinds))}")
     return words_of(results.points)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _listed(words: Sequence[str]) -> str:
@@ -139,7 +144,7 @@ def _findings_of(part: Part) -> list[tuple[str, str]]:
     templates = words_for(part.results).findings.items()
     declared = [(heading, _filled(first[name], text)) for name, (heading, text) in templates if name in first]
     of_claims = (
-        (one.claim.text, f"{one.brief[0].upper()}{one.brief[1:]}. {one.main.title}: {one.findings[one.main].figure}.")
+        (one.claim.text, f"{_sentence(one.brief)}. {_sentence(one.main.title)}: {one.findings[one.main].figure}.")
         for one in part.claims
     )
     return [(heading, text) for heading, text in declared if text] or list(of_claims)
@@ -179,7 +184,7 @@ def _claims(part: Part) -> Iterator[dict[str, Any]]:
         figure = None if result.claim.is_ours else _FIGURE.match(result.claim.source)
         yield {
             "text": result.claim.text,
-            "source": result.claim.source,
+            "source": result.source,
             "figure": figure[1] if figure else "",  # of the source, which the study makes again
             "study": result.study,
             "across": result.claim.across,

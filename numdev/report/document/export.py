@@ -141,7 +141,7 @@ def claim_table(claims: Sequence[ClaimResult]) -> pd.DataFrame:
     """One row per claim, study and scenario."""
     rows = []
     for result in claims:
-        claim: dict[str, Any] = {"claim": result.claim.name, "text": result.claim.text, "source": result.claim.source}
+        claim: dict[str, Any] = {"claim": result.claim.name, "text": result.claim.text, "source": result.source}
         claim |= {"study": result.study, "questions": result.questions, "overall": result.overall}
         for scenario, finding in result.findings.items():
             row: dict[str, Any] = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}

@@ -18,6 +18,7 @@ from numdev.report.reading.view import tidy
 from numdev.report.studies.registry import FIGURES, own_plot, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
 from numdev.results.record import write_atomically
+from numdev.results.store import with_overrides
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def _of_study(results: Results, study: str, claims: Sequence[ClaimResult]) -> It
         is_first = place == 0 and name not in SPEED_FIGURES
         shown = (own.findings for own in claims if own.study == study and own.claim.figure == name)
         findings = tuple(f"{scenario.title}: {finding.figure}." for own in shown for scenario, finding in own.items())
-        title = manifest["title"] if is_first else picture.plot.title or manifest["title"]
+        title = with_overrides(manifest["title"] if is_first else picture.plot.title or manifest["title"], manifest)
         yield replace(picture, path=Path(study if is_first else f"{study}_{name}"), title=title, findings=findings)
 
 

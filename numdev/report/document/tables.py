@@ -42,7 +42,7 @@ def claims_table(claims: Sequence[ClaimResult]) -> Table:
         measured = "\n".join(f"{scenario.title}: {result.findings[scenario].figure}" for scenario in result.chief)
         verdicts = {finding.verdict for finding in result.findings.values()}
         colour = _COLOURS[verdicts.pop()] if len(verdicts) == 1 else "yellow"
-        table.add_row(result.claim.text, result.claim.source, measured, Text(result.brief, style=colour))
+        table.add_row(result.claim.text, result.source, measured, Text(result.brief, style=colour))
     return table
 
 

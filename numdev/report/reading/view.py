@@ -25,10 +25,10 @@ from numdev.report.reading.frames import SPEED, Results, column_of_values, figur
 from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE
 from numdev.results.store import Store
 
-WORDS, UNITS, CHIEF, FACTS, LABELS, PLACES = "words", "units", "chief", "facts", "labels", "places"
-"""In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column; of a kind of the user's own its
-first figure; the columns that follow from configurations; the labels that the points of each study state; the columns that tell
-the rows of one replicate apart."""
+WORDS, UNITS, STUDIES, CHIEF, FACTS, LABELS, PLACES = "words", "units", "studies", "chief", "facts", "labels", "places"
+"""In `DataFrame.attrs`: word and unit of a setting by its name; unit of a figure by its column; title of a sweep by its name; of
+a kind of the user's own its first figure; the columns that follow from configurations; the labels that the points of each study
+state; the columns that tell the rows of one replicate apart."""
 OF_A_COMPARISON = {"subject": "variant", "reference": "golden"}  # what is drawn unless a view spreads it out or names another
 _KEYS = ("x", "y", "colour", "facet", "reference")
 _SEVERAL = ("colour", "facet")  # of which a view may name several
@@ -152,7 +152,15 @@ def tidy(results: Results, chosen: NDArray[np.bool_] | None = None, names: Seque
     table = pd.DataFrame({name: labels[name] if name in labels else table[name] for name in order}, table.index, copy=False)
     words = {name: tuple(word) for one in results.manifests.values() for name, word in one.get(WORDS, {}).items()}
     units = {name: of[0] for name in results.columns if (of := meaning(name, results.columns)) and of[0]}
-    table.attrs = {WORDS: words, UNITS: units, LABELS: labels_of, PLACES: places_of(results.columns, table), FACTS: results.facts}
+    titles = {name: one["title"] for name, one in results.manifests.items() if one["swept"] is not None}
+    table.attrs = {
+        WORDS: words,
+        UNITS: units,
+        STUDIES: titles,
+        LABELS: labels_of,
+        PLACES: places_of(results.columns, table),
+        FACTS: results.facts,
+    }
     if is_own(results.manifests.values()) and (chief := figures_of(results.columns, table)):
         table.attrs[CHIEF] = chief[0].name
     return table

@@ -10,7 +10,7 @@ import pandas as pd
 
 from numdev.report.reading.columns import TEXTS, meaning
 from numdev.report.reading.scenarios import LABEL
-from numdev.report.reading.view import UNITS, WORDS, Shown, is_numeric
+from numdev.report.reading.view import STUDIES, UNITS, WORDS, Shown, is_numeric
 
 _METRICS, _REFERENCES, _COLUMNS, _UNIT_WORDS = (TEXTS[name] for name in ("metrics", "references", "axes", "axis_units"))
 _VALUES = {"subject": {"variant": "measured"}, "reference": _REFERENCES}
@@ -23,10 +23,12 @@ class Wording:
     Attributes:
         words: word and unit of settings, by name without `label.`.
         units: of figures.
+        studies: titles of sweeps and single points, whose names nobody types.
     """
 
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     units: Mapping[str, str] = field(default_factory=dict)
+    studies: Mapping[str, str] = field(default_factory=dict)
 
     def name(self, column: str) -> str:
         """A setting in words; its name on the command line where nothing says more."""
@@ -48,7 +50,7 @@ class Wording:
         text = f"{value:g}" if isinstance(value, float) else str(value)
         if column.endswith(".type"):  # a class
             return text.lower()
-        return _VALUES.get(column, {}).get(text, text)
+        return (self.studies if column == "study" else _VALUES.get(column, {})).get(text, text)
 
     def values(self, columns: Sequence[str], values: Sequence[Any]) -> str:
         """Values of several columns in one line: `tile columns Bc = 16, format = bf16`."""
@@ -75,7 +77,7 @@ class Wording:
 
 def wording_of(frame: pd.DataFrame) -> Wording:
     """The words that a table carries."""
-    return Wording(frame.attrs.get(WORDS, {}), frame.attrs.get(UNITS, {}))
+    return Wording(frame.attrs.get(WORDS, {}), frame.attrs.get(UNITS, {}), frame.attrs.get(STUDIES, {}))
 
 
 def wording_of_study(manifest: Mapping[str, Any]) -> Wording:

@@ -232,7 +232,7 @@ ROLES = {"uniform": Role.ASSUMED, "stated": Role.PAPER, "ops": Role.CONTROL}
 def _result(claim: str = "fig4", **verdicts: Verdict) -> ClaimResult:
     scenarios = [Scenario(name, f"{name} one", ROLES.get(name.partition("_")[0], Role.BEYOND)) for name in verdicts]
     found = [Finding(verdict, f"{i}", "") for i, verdict in enumerate(verdicts.values())]
-    return ClaimResult(CLAIMS[claim], claim, dict(zip(scenarios, found, strict=True)))
+    return ClaimResult(CLAIMS[claim], claim, CLAIMS[claim].source, dict(zip(scenarios, found, strict=True)))
 
 
 ASSUMED = "under our assumption about the source's circumstances"
@@ -258,6 +258,11 @@ ASSUMED = "under our assumption about the source's circumstances"
 )
 def test_overall_verdict(result: ClaimResult, overall: str) -> None:
     assert result.overall == overall
+
+
+def test_a_brief_verdict_counts_other_scenarios_and_all_where_no_word_covers_any() -> None:
+    assert _result(uniform=FAILS, normal=UNDECIDED).brief == f"not reproduced {ASSUMED}; other scenarios: undecided in 1"
+    assert _result(normal=HOLDS, outliers=FAILS).brief == "partly borne out; all scenarios: holds in 1, fails in 1"
 
 
 def _manifest(name: str, claims: list[str], scenarios: dict[str, str], **more: Any) -> dict[str, Any]:

@@ -95,6 +95,25 @@ def test_figures_and_tables_stand_once_with_captions_in_one_sequence_of_numbers(
     assert len(queried("outline")) == 1
 
 
+def test_long_titles_push_nothing_off_a_page(report: Report, tmp_path: Path) -> None:
+    write_root([report.part], tmp_path)
+    data = json.loads((tmp_path / "data.json").read_text())
+    for section in data["sections"]:
+        for finding in (own for claim in section["claims"] for own in claim["findings"]):
+            finding["title"] += " in many words" * 30
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    page = tmp_path / "report.typ"
+    ends = '#context [#metadata(query(raw.where(lang: "sh")).map(own => own.location().position().y / 1pt)) <ends>]'
+    page.write_text(f"{page.read_text()}\n{ends}\n")
+    places = json.loads(typst.query(str(page), "<ends>", "value", one=True, root=str(tmp_path), ignore_system_fonts=True))
+    assert len(places) == len(data["sections"])
+    assert max(places) < 842 - 54, "the height of A4 without the lower margin, in pt"
+
+
+def test_one_study_misses_no_other(toy_results: Store) -> None:
+    assert context([Part(load(toy_results, ["fig3"]))])["absent"] == []
+
+
 def test_the_context_keeps_the_command_and_merges_environments(report: Report) -> None:
     results = report.part.results
     manifest = results.manifests["fig3"] | {"command": "numdev measure study=fig3 'problem.key_lengths=[3,4]'"}

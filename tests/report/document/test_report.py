@@ -108,7 +108,8 @@ def with_manifest(store: Store, **changes: Any) -> Store:
 def test_a_report_of_a_study_with_overrides_says_so(store: Store, tmp_path: Path) -> None:
     printed_of(with_manifest(store, overrides=["problem.n=64"]).path, tmp_path / "out")
     text = (tmp_path / "out" / "claims.md").read_text()
-    assert "with overrides: problem.n=64" in text
+    assert text.count("with overrides: problem.n=64") == 2 * text.count("\n## ") > 0, "in the table and the section of a claim"
+    assert "with overrides: problem.n=64" in (tmp_path / "out" / "figures" / "sign.svg").read_text()
     assert "(our assumption)" not in text.split("## ", 1)[1]
     assert set(read(tmp_path / "out" / "claims.csv")["scenario.role"]) == {"beyond"}
 

@@ -52,6 +52,7 @@ from .attention.vendor.flex import Flex as Flex
 from .attention.vendor.sdpa import Backend as Backend
 from .attention.vendor.sdpa import Sdpa as Sdpa
 from .attention.vendor.vanilla import Vanilla as Vanilla
+from .certification.certificate import certify as certify
 from .errors import BadInput as BadInput
 from .errors import NumdevError as NumdevError
 from .errors import Unsupported as Unsupported

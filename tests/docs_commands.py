@@ -15,6 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from numdev.cli import build, expand, launch
+from numdev.cli import certify as certification
 from numdev.cli import compare as comparison
 from numdev.cli.commands import refuse_unknown
 from numdev.cli.compose import config_folder, plain, register, study_fields
@@ -57,6 +58,8 @@ def check_line(program: str, words: list[str], folder: Path) -> None:
     elif program == "python":
         assert words[0] == "-m"
         assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
+    elif program == "pytest":
+        assert all(word.startswith(("--numdev-depth=", "--junitxml=")) for word in words)
     elif program == "jupyter":
         assert words[0] == "lab"
         assert (ROOT / words[1]).is_file()
@@ -78,6 +81,8 @@ def check_numdev(words: list[str], folder: Path) -> None:
     if command == "compare":
         settings = comparison.read(rest)
         Criterion(settings.metric, settings.reference, settings.tolerance)
+    elif command == "certify":
+        certification.read(rest)
     elif command != "studies":
         check_hydra(command, rest, folder)
 

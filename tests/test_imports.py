@@ -20,8 +20,9 @@ ARROWS = {
     "attention": ("arithmetic",),
     "training": ("measurement", "results", "attention", "arithmetic"),
     "report": ("results", "measurement", "arithmetic"),
+    "certification": ("results", "attention", "arithmetic"),
     "explorer": ("report", "measurement", "results", "attention", "arithmetic", "api"),
-    "cli": ("report", "training", "measurement", "results", "attention", "arithmetic", "api"),
+    "cli": ("report", "certification", "training", "measurement", "results", "attention", "arithmetic", "api"),
 }
 # Where an operation declares what the others must know of it.
 DECLARES = ("attention.operation",)

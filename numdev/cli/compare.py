@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from numdev.errors import BadInput, NumdevError, StoreError, one_of
+from numdev.errors import BadInput, one_of
 
 _PURPOSE = """\
 Compares B, measured on another machine, version or kernel, with A. Points
@@ -46,39 +45,55 @@ class _Parser(ArgumentParser):
         self.exit(2, f"{self.prog}: {message}; see --help\n")
 
 
-def read(arguments: Sequence[str]) -> Namespace:
-    """The folders `a` and `b`, and the settings.
+def parsed(
+    prog: str,
+    about: tuple[str, str],
+    places: Mapping[str, str],
+    settings: Mapping[str, tuple[Any, str]],
+    arguments: Sequence[str],
+) -> Namespace:
+    """The arguments in their places and the settings of a command that is not Hydra's.
+
+    Args:
+        prog: the command.
+        about: what it does, and what stands below the settings.
+        places: the arguments without a name, with their meanings.
+        settings: by name, the default, whose type a value has, and the meaning.
+        arguments: of the command line.
 
     Raises:
         BadInput: for an argument that the command does not take.
         SystemExit: with 2 where one is missing or has no such value, with 0 after `--help`.
     """
     form: Any = RawDescriptionHelpFormatter
-    parser = _Parser("numdev compare", None, _PURPOSE, _RULES, formatter_class=form, allow_abbrev=False)
-    for name in "ab":
-        parser.add_argument(name, metavar=name.upper(), help="a folder of results, as results= of other commands")
-    for name, (default, text) in _SETTINGS.items():
+    parser = _Parser(prog, None, *about, formatter_class=form, allow_abbrev=False)
+    for name, text in places.items():
+        parser.add_argument(name, metavar=name.upper(), help=text)
+    for name, (default, text) in settings.items():
         words = f"{text} (default: {default})" if default else text
         parser.add_argument(f"--{name}", default=default, type=type(default), metavar="VALUE", help=words)
-    flags = [f"--{text}" if "=" in text and text.partition("=")[0] in _SETTINGS else text for text in arguments]
-    settings, unknown = parser.parse_known_intermixed_args(flags)
+    flags = [f"--{text}" if "=" in text and text.partition("=")[0] in settings else text for text in arguments]
+    values, unknown = parser.parse_known_intermixed_args(flags)
     if unknown:
-        hint = one_of(unknown[0].lstrip("-").partition("=")[0], _SETTINGS)
+        hint = one_of(unknown[0].lstrip("-").partition("=")[0], settings)
         raise BadInput(parser.prog, unknown[0], f"{hint}, or --help")
-    return settings
+    return values
+
+
+def read(arguments: Sequence[str]) -> Namespace:
+    """The folders `a` and `b`, and the settings; BadInput as in `parsed`."""
+    places = dict.fromkeys("ab", "a folder of results, as results= of other commands")
+    return parsed("numdev compare", (_PURPOSE, _RULES), places, _SETTINGS, arguments)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code: that of `_RULES`, 2 for what the user can mend, 1 for every other failure.
+    """The exit code, as `_RULES` states it.
 
     Raises:
-        SystemExit: see `read`.
+        NumdevError: for what cannot be compared or written.
+        SystemExit: see `parsed`.
     """
-    try:
-        return _compare(read(arguments))
-    except NumdevError as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, (BadInput, StoreError)) else 1
+    return _compare(read(arguments))
 
 
 def _compare(settings: Namespace) -> int:

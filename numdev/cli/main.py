@@ -6,7 +6,9 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
+from importlib import import_module
 
+from numdev.errors import BadInput, NumdevError, StoreError
 from numdev.sources import package_version
 
 HELP = """\
@@ -20,6 +22,8 @@ which step and which number format cause it
   numdev paper   [seeds=2 ...]          all studies of the paper, and its report
   numdev report  [results=DIR ...]      tables, figures, documents from results
   numdev compare A B [tolerance=1.1]    what changed between two results folders
+  numdev certify KERNEL [...]           whether a kernel is as accurate as its
+                                        formats permit, and which step errs
   numdev speed   [study=NAME ...]       time, memory, traffic, and deviation
   numdev train   [study=fig7 ...]       models trained with fast and with plain
                                         attention: how far their weights differ
@@ -35,17 +39,18 @@ Exit code:
        point of a study ended in an error, and at least one has figures: the
        summary lists the unsupported ones
     1  a point ended in an error, or, asked for by itself, out of memory;
-       compare found a regression
+       compare found a regression; certify: FAIL
     2  a setting cannot be used, or results cannot be written (a full disk);
        compare could test nothing
     3  a point asked for by itself is unsupported, as attention=triton is
        without a GPU; so is every point of a study
+    4  certify: INCONCLUSIVE, more seeds would decide
     5  an output is NaN or Inf where the exact one is finite, 0 everywhere, or
        of another shape, dtype or device; report, compare: results hold such
   130  Ctrl-C; the same command continues
 A sweep ends with the first of 2, 1, 5, 3, 0 that one of its jobs ended with."""
 
-COMMANDS = ("compare", "map", "measure", "paper", "report", "speed", "studies", "train")
+COMMANDS = ("certify", "compare", "map", "measure", "paper", "report", "speed", "studies", "train")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -73,10 +78,8 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"numdev {package_version()}")
         return 0
-    if command == "compare":
-        from numdev.cli import compare
-
-        return compare.run(rest)
+    if command in ("certify", "compare"):
+        return _plain(command, rest)
     if command == "studies":
         from numdev.cli import commands
 
@@ -90,6 +93,16 @@ def _dispatch(arguments: list[str]) -> int:
 
     print(f"numdev: there is no command {command!r}; {one_of(command, COMMANDS)}, or --help", file=sys.stderr)
     return 2
+
+
+def _plain(command: str, arguments: list[str]) -> int:
+    """Run a command that is not Hydra's; its exit code is 2 for what the user can mend, and 1 for every other failure."""
+    try:
+        code: int = import_module(f"numdev.cli.{command}").run(arguments)
+    except NumdevError as error:
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, (BadInput, StoreError)) else 1
+    return code
 
 
 if __name__ == "__main__":

@@ -1,0 +1,114 @@
+"""Accuracy in tests of one's own: an assertion without a tolerance, and a fixture of pytest that certifies a kernel.
+
+With numdev installed, pytest has the fixture `certify` and the option `--numdev-depth`:
+
+    def test_my_kernel(certify):
+        certify("mykernel:attention", precision="kernel_bf16")
+
+It fails with the text of the certificate, and leaves `certificate-TEST.json` beside the file of `--junitxml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from numdev.attention.mask import Mask
+    from numdev.certification.certificate import Certificate
+
+
+def assert_as_accurate_as(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    precision: str = "kernel_bf16",
+    *,
+    mask: Mask | None = None,
+    scale: float | None = None,
+    lse: Tensor | None = None,
+    margin: float = 1.10,
+) -> None:
+    """Raise AssertionError unless the error of `out`, and of `lse`, is what a policy permits on these inputs.
+
+    Permitted is `margin` times the largest RMSE of tiled attention under the policy, in the usual tiles and orders, against exact
+    attention on q, k and v as they are; and twice that for the largest error. The message has the ratio, the permitted error, the
+    worst element and the step that errs so.
+
+    Args:
+        out: `[batch, heads, queries, dim]`, of the kernel.
+        q: what the kernel received, in the format of the policy's inputs.
+        k: likewise.
+        v: likewise.
+        precision: preset of the policy.
+        mask: nothing is masked unless given.
+        scale: 1/sqrt(head_dim) unless given.
+        lse: `[batch, heads, queries]`, natural logarithms.
+        margin: see above.
+    """
+    from numdev.attention.base import check_shapes, softmax_scale
+    from numdev.attention.mask import Mask
+    from numdev.attention.precision import Precision
+    from numdev.certification.accuracy import judge, permitted, ratios
+    from numdev.certification.cases import Given, Inputs
+    from numdev.certification.culprit import find
+    from numdev.certification.predictions import Known, Predictions
+
+    mask = mask or Mask()
+    check_shapes(q, k, v, mask)
+    inputs = Inputs({"q": q.detach().cpu(), "k": k.detach().cpu(), "v": v.detach().cpu()}, mask, softmax_scale(q, scale))
+    known = Known(Predictions(Precision.parse(precision), q.shape[-1], None), Given(inputs=inputs), 0)
+    outputs = {name: x.detach().cpu() for name, x in (("out", out), ("lse", lse)) if x is not None}
+    judged = [each for each in judge("these inputs", [ratios(known, outputs)[0]], margin) if each.figure != "bias"]
+    wrong = [each for each in judged if not each.ratio <= each.limit]
+    if not wrong:
+        return
+    first, golden = wrong[0], known.golden[wrong[0].output]
+    error = (outputs[first.output].double() - golden).abs()
+    worst = tuple(int(i) for i in (error.nan_to_num(float("inf")) == error.nan_to_num(float("inf")).max()).nonzero()[0])
+    most, culprit = getattr(permitted(known, first.output), first.figure), find(known.predictions, [(known, outputs)])
+    raise AssertionError(
+        f"{first.figure} of {first.output} is {first.ratio:.3g} times what {precision} permits ({most:.3g}); "
+        f"the limit is {first.limit:.3g}. Worst at {list(worst)}: {float(outputs[first.output][worst]):.6g}, exact "
+        f"{float(golden[worst]):.6g}. The kernel {culprit.sentence()}."
+    )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add `--numdev-depth`."""
+    text = "how deep the fixture certify looks: quick (the default) or full"
+    parser.getgroup("numdev").addoption("--numdev-depth", default="quick", choices=("quick", "full"), help=text)
+
+
+@dataclass(frozen=True)
+class Certifier:
+    """What the fixture `certify` is."""
+
+    depth: str
+    path: Path | None
+
+    def __call__(self, kernel: object, precision: str = "kernel_bf16", **settings: Any) -> Certificate:
+        """The certificate of a kernel, see `numdev.certify`; fails the test unless it passes."""
+        from numdev.certification.certificate import Depth, certify
+
+        certificate = certify(kernel, precision, depth=Depth(self.depth), **settings)
+        if self.path is not None:
+            self.path.write_bytes(certificate.json())
+        if certificate.exit_code:
+            pytest.fail(certificate.text(), pytrace=False)
+        return certificate
+
+
+@pytest.fixture
+def certify(request: pytest.FixtureRequest) -> Callable[..., Certificate]:
+    """Certifies a kernel and fails the test unless it is as accurate as its policy permits."""
+    junit, depth = request.config.getoption("xmlpath", None), str(request.config.getoption("--numdev-depth"))
+    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
+    return Certifier(depth, Path(junit).resolve().parent / f"certificate-{name}.json" if junit else None)

@@ -100,7 +100,7 @@ def test_long_titles_push_nothing_off_a_page(report: Report, tmp_path: Path) -> 
     data = json.loads((tmp_path / "data.json").read_text())
     for section in data["sections"]:
         for finding in (own for claim in section["claims"] for own in claim["findings"]):
-            finding["title"] += " in many words" * 30
+            finding["title"] += " in many words" * 60
     (tmp_path / "data.json").write_text(json.dumps(data))
     page = tmp_path / "report.typ"
     ends = '#context [#metadata(query(raw.where(lang: "sh")).map(own => own.location().position().y / 1pt)) <ends>]'

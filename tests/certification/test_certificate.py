@@ -16,7 +16,7 @@ from numdev.certification.certificate import Certificate, certify
 from numdev.errors import BadInput, Unsupported
 from tests.certification.planted import RIGHT, STEPS, STRUCTURE, Planted, rounded
 
-# Development was on seeds 0 to 2 and 100 to 102.
+# Catalogue and thresholds were developed on this seed too, and on 0 to 2 and 100 to 102: another seed shows what they are worth.
 SEED = 41
 NUMERIC = ("normal", "student t", "sink", "ramp", "tiny values", "captured")
 MASKED = ("causal", "tall causal", "window", "key lengths", "grouped heads")
@@ -108,7 +108,7 @@ def _noise(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tupl
     return (out.float() * (1 + 0.02 * noise)).bfloat16(), lse
 
 
-def _soft_cap(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
+def _queries_shifted(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
     return Planted()((q.float() * 0.97 + 0.05).bfloat16(), k, v, mask=mask, scale=scale)
 
 
@@ -124,7 +124,7 @@ def _dimension_lost(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float
     return Planted()(q, k, v, mask=mask, scale=scale)
 
 
-@pytest.mark.parametrize("kernel", [_values_in_e4m3, _keys_in_e4m3, _noise, _soft_cap, _keys_swapped, _dimension_lost])
+@pytest.mark.parametrize("kernel", [_values_in_e4m3, _keys_in_e4m3, _noise, _queries_shifted, _keys_swapped, _dimension_lost])
 def test_a_fault_that_is_in_no_catalogue_is_not_given_a_name(certified: Certifier, kernel: object) -> None:
     certificate = certified(kernel)
     assert certificate.verdict is Verdict.FAIL

@@ -16,11 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from numdev import sources
-from numdev.attention.exact import Exact
-from numdev.attention.problem import Distribution, Problem, Shape
-from numdev.attention.vendor.custom import Custom
-from numdev.errors import BadInput
+from numdev import BadInput, Custom, Distribution, Exact, Problem, Shape, sources
 from numdev.results.environment import environment
 from numdev.results.record import key_of
 from numdev.sources import PACKAGE, computing, digest, digest_of, loaded

@@ -107,7 +107,6 @@ def test_what_is_beyond() -> None:
     assert Cast.parse("e4m3fnuz:saturate")(far)[:3].tolist() == [240.0, -240.0, 240.0]
     assert Cast(Format.parse("nf4"))(far)[:3].tolist() == [1.0, -1.0, 1.0]
     assert Cast(Format.parse("posit8"))(torch.tensor([1e-30, -1e-30])).tolist() == [2.0**-24, -(2.0**-24)]
-    assert Cast(Format.parse("posit8"))(torch.tensor([1e30, -1e30])).tolist() == [2.0**24, -(2.0**24)]
     with pytest.raises(BadInput, match="no normal numbers"):
         Cast(Format.parse("nf4"), subnormals=Subnormals.FLUSHED)
 

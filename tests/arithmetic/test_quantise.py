@@ -13,12 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from numdev import BadInput, Cast, Exact, Mask, Overflow, Rounding
 from numdev.arithmetic.formats import E4M3FN, FP16, FP32, Format, Specials
 from numdev.arithmetic.quantise import MICROSCALED, Microscaled, Quantised, Scale, Smoothing, random_hadamard
-from numdev.arithmetic.rounding import Cast, Overflow, Rounding
-from numdev.attention.exact import Exact
-from numdev.attention.mask import Mask
-from numdev.errors import BadInput
 from tests.cases import U64, draw, lse_of, reach, weight_error
 from tests.oracles.table import Table, round_exactly
 
@@ -185,6 +182,7 @@ ELEMENTS = {
     **dict.fromkeys(("mxfp4", "nvfp4", BLOCK_ONLY), Format(2, 1, Specials.FINITE)),
 }
 numbers = st.floats(-1e4, 1e4).map(lambda x: x if abs(x) > 1e-6 else 0.0) | st.integers(-64, 64).map(lambda i: i / 8)
+powers = st.integers(-300, 140).map(lambda power: 2.0**power)  # E8M0 ends at 2^-127 and 2^127; below, blocks vanish at last
 
 
 def nearest(x: Fraction, fmt: Format) -> Fraction:
@@ -214,11 +212,12 @@ def oracle(row: list[float], name: str, block: int, tensor: Fraction) -> list[Fr
     return result
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(st.sampled_from([*MICROSCALED, BLOCK_ONLY]), st.integers(1, 70), st.integers(1, 3), st.data())
 def test_is_the_rule_in_exact_rationals(name: str, width: int, height: int, data: st.DataObject) -> None:
     """Bit for bit but for NVFP4, whose two scales multiply to 28 bits and more: 2 roundings of FP64."""
-    rows = data.draw(st.lists(st.lists(numbers, min_size=width, max_size=width), min_size=height, max_size=height))
+    values = data.draw(st.sampled_from([numbers] if name == "nvfp4" else [numbers, powers]))
+    rows = data.draw(st.lists(st.lists(values, min_size=width, max_size=width), min_size=height, max_size=height))
     fmt = Microscaled.parse(name)
     got = fmt(torch.tensor(rows, dtype=torch.float64))
     exact = max(abs(Fraction(x)) for row in rows for x in row) / (6 * 448)
@@ -226,21 +225,6 @@ def test_is_the_rule_in_exact_rationals(name: str, width: int, height: int, data
     for row, rounded in zip(rows, got.tolist(), strict=True):
         for value, expected in zip(rounded, oracle(row, name, fmt.block, tensor), strict=True):
             assert abs(Fraction(value) - expected) <= (abs(expected) * Fraction(2) ** -51 if name == "nvfp4" else 0)
-
-
-def test_scales_stay_in_their_range() -> None:
-    """E8M0 ends at 2^-127 and 2^127: smaller blocks lose bits, and vanish at last."""
-    fmt = Microscaled.parse("mxfp4")
-    for power, expected in ((-128, 2.0**-128), (-129, 0.0), (-300, 0.0), (129, 2.0**129), (131, 6.0 * 2.0**127)):
-        x = torch.full((1, 32), 2.0**power, dtype=torch.float64)
-        assert fmt(x).unique().tolist() == [expected], power
-
-
-def test_zeros_and_blocks_that_vanish_are_zero() -> None:
-    for name in (*MICROSCALED, BLOCK_ONLY):
-        assert torch.equal(Microscaled.parse(name)(torch.zeros(2, 40)), torch.zeros(2, 40))
-    tiny = torch.full((1, 16), 2.0**-12)  # 2^-12 / 6 is below half of E4M3's smallest number, 2^-9
-    assert torch.equal(Microscaled.parse(BLOCK_ONLY)(tiny), torch.zeros(1, 16))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -10,11 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.exact import Exact
-from numdev.attention.mask import Mask
+from numdev import Cast, Exact, Mask, OnlineSoftmax
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import OnlineSoftmax
 from tests.cases import U64, Inputs, lse_error, output_error, reach, tiled_error, weight_error
 
 U32 = 2.0**-24

@@ -19,24 +19,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import numdev as nd
+from numdev import Cast, Exact, Mask, Microscaled, Order, Quantised, Scale, Smoothing, Tiled, Tiling, Unsupported
 from numdev.arithmetic.formats import BF16, FP16, FP32
-from numdev.arithmetic.quantise import Microscaled, Quantised, Scale, Smoothing
-from numdev.arithmetic.rounding import Cast
 from numdev.attention import instrumented, tiled
 from numdev.attention.accepts import ALL, MASK, Accepts
 from numdev.attention.base import Backward
-from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward, kernel_refusal
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper.launch import refusal
 from numdev.attention.kernels.launch import Kernel
-from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import EXPONENTIALS, Exponential, OnlineSoftmax, OutputForDelta, Recompute, ScaleOn, SumOver
-from numdev.attention.tiled import Tiled
-from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Products, Triton, TritonBackward
-from numdev.errors import Unsupported
 from tests.attention.test_instrumented import both, saved_whole, whole
 from tests.cases import draw, draw_all, lse_of, on, same
 

@@ -8,22 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from numdev import BadInput, Custom, Flex, Instrumented, Mask, Sdpa, Tiling, Triton, Unsupported, Vanilla
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
 from numdev.attention.base import Attention, Backward, differentiable, saved_by
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.instrumented import Instrumented
-from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import Tiling
-from numdev.attention.triton import Triton
-from numdev.attention.vendor.custom import Custom
-from numdev.attention.vendor.flex import Flex
-from numdev.attention.vendor.sdpa import Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
-from numdev.errors import BadInput, Unsupported
 from tests.cases import draw_all
 
 GOLDEN = Tiled(Precision.golden(), Tiling(2, 3))

@@ -11,23 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from numdev import Backend, Custom, Exact, Flex, Instrumented, Mask, Naive, Precision, Sdpa, Tiled, Triton, Vanilla
 from numdev.arithmetic.formats import BF16, E4M3FN
 from numdev.attention import cost
 from numdev.attention.base import Implementation
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.exact import Exact
-from numdev.attention.instrumented import Instrumented
-from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Distribution, Problem, Shape
-from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import KernelLaunch, Tiling
-from numdev.attention.triton import Triton
-from numdev.attention.vendor.custom import Custom
-from numdev.attention.vendor.flex import Flex
-from numdev.attention.vendor.sdpa import Backend, Sdpa
-from numdev.attention.vendor.vanilla import Vanilla
 
 TWO, FOUR = Width(2.0, 2.0), Width(4.0, 4.0)
 CPU = torch.device("cpu")

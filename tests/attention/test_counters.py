@@ -9,14 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from numdev import Cast, Dot, Exponential, Mask, Normalise, OnlineSoftmax, Order, Precision, Tiled, Tiling
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16
-from numdev.arithmetic.products import Dot
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, Normalise, OnlineSoftmax
-from numdev.attention.tiled import Tiled
-from numdev.attention.tiling import Order, Tiling
 from tests.cases import MASKS, draw, lse_of
 from tests.oracles.double_loop import DoubleLoop, Event, is_fully_masked
 

@@ -11,24 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from numdev import BadInput, Exponential, Instrumented, Mask, Naive, OnlineSoftmax, Order, Shape, Tiling
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16
 from numdev.attention.base import Attention, Backward, Saved
 from numdev.attention.emulation import emulation_of, gradients_emulation_of
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.instrumented import Instrumented
-from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.problem import Shape
-from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tile_schedule import Turns
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.attention.vendor.flex import Flex, FlexBackward
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
-from numdev.errors import BadInput
 from tests.cases import draw_all
 
 FORWARD, REVERSE = Order.FORWARD, Order.REVERSE

@@ -13,16 +13,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential, Normalise
-from tests.cases import (
-    BACKWARD_POLICIES,
-    MASKS,
-    POLICIES,
-    Inputs,
-    draw,
-    draw_all,
-    lse_of,
-    same,
-)
+from tests.cases import BACKWARD_POLICIES, MASKS, POLICIES, Inputs, draw, draw_all, lse_of, same
 from tests.oracles.double_loop import NEVER, add, decayed, over, times, visibility
 
 SIZES = (2, 4, 2, 19, 53, 12)

@@ -11,29 +11,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from numdev import BadInput, Captured, Mask, Record, Status, Tiling
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention import cost
 from numdev.attention.base import Gradients
-from numdev.attention.captured import Captured
 from numdev.attention.exact import ExactBackward
 from numdev.attention.instrumented import InstrumentedBackward
-from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import BackwardProblem, Normal, Problem, Shape, draw_do
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import Tiling
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.sdpa import Backend, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.errors import BadInput
 from numdev.measurement import speed as module
 from numdev.measurement.deviation import COMPARISON
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import DEVIATIONS, MEASURED, Budget, Speeds, of_beside
-from numdev.results.record import Record, Status
 
 CPU = torch.device("cpu")
 QUICK = Budget(1e-4, 3, 3)

@@ -11,23 +11,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from numdev.attention.mask import Mask
-from numdev.attention.problem import (
-    DISTRIBUTIONS,
-    Distribution,
-    Drawn,
-    Gap,
-    Kind,
-    Normal,
-    NormalLogits,
-    Outliers,
-    Problem,
-    Shape,
-    Sink,
-    StudentT,
-    Tied,
-    Uniform,
-)
+from numdev import Distribution, Gap, Kind, Mask, Normal, NormalLogits, Outliers, Problem, Shape, Sink, StudentT, Tied, Uniform
+from numdev.attention.problem import DISTRIBUTIONS, Drawn
 from numdev.errors import BadInput
 from numdev.settings import declared
 from tests.cases import U64

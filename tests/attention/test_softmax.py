@@ -14,14 +14,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import FP64
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.softmax import (
-    EXP2_MINIMAX,
-    EXPONENTIALS,
-    FA4_COEFFICIENTS,
-    Exponential,
-    OnlineSoftmax,
-    exp2,
-)
+from numdev.attention.softmax import EXP2_MINIMAX, EXPONENTIALS, FA4_COEFFICIENTS, Exponential, OnlineSoftmax, exp2
 from numdev.errors import BadInput
 from tests.cases import EXP2_ERRORS
 from tests.oracles.double_loop import largest_of, new_maximum

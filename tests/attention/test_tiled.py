@@ -14,44 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from numdev import Cast, Dot, Exponential, Mask, Maximum, Normalise, OnlineSoftmax, Order, ScaleOn, SumOver, Tiling
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.arithmetic.products import Dot
-from numdev.arithmetic.rounding import Cast
 from numdev.attention import exact, naive, tiled
 from numdev.attention.base import Attention, Backward, Output, saved_by
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.mask import Mask
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import (
-    EXPONENTIALS,
-    DeltaForm,
-    Exponential,
-    Maximum,
-    Normalise,
-    OnlineSoftmax,
-    OutputForDelta,
-    Recompute,
-    ScaleOn,
-    SumOver,
-)
+from numdev.attention.softmax import EXPONENTIALS, DeltaForm, OutputForDelta, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import Order, Tiling
 from tests.attention.bounds import fp64_bounds
-from tests.cases import (
-    BACKWARD_POLICIES,
-    MASKS,
-    POLICIES,
-    U64,
-    Inputs,
-    Sizes,
-    draw,
-    draw_all,
-    lse_of,
-    reach,
-    same,
-    tiled_error,
-)
+from tests.cases import BACKWARD_POLICIES, MASKS, POLICIES, U64, Inputs, Sizes, draw, draw_all, lse_of, reach, same, tiled_error
 from tests.oracles.double_loop import BackwardDoubleLoop, DoubleLoop, is_fully_masked, visibility
 
 SIZES: Sizes = (2, 4, 2, 37, 53, 24)

@@ -12,27 +12,17 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
+from numdev import BadInput, Instrumented, Mask, Order, Precision, Tiling, Unsupported
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.attention import triton as fast
 from numdev.attention.base import Gradients, Saved
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.instrumented import Instrumented
 from numdev.attention.kernels import backward as backward_kernels
 from numdev.attention.kernels import forward, launch, portable
 from numdev.attention.kernels.launch import device_of, split_count
-from numdev.attention.mask import Mask
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import (
-    DeltaForm,
-    Exponential,
-    Normalise,
-    OnlineSoftmax,
-    Recompute,
-)
+from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, Recompute
 from numdev.attention.steps import Steps
-from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
-from numdev.errors import BadInput, Unsupported
 from tests.attention.bounds import backward_budget, kernel_budget, of_output
 from tests.cases import MASKS, POLICIES, Inputs, Sizes, draw, draw_all, fitted, lse_of, on
 

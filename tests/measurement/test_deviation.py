@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,23 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.api import Bench
-from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import Output
-from numdev.attention.captured import Captured
-from numdev.attention.exact import Exact
-from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
+from numdev import Attention, BadInput, Bench, Captured, Cast, Deviation, Exact, Mask, Naive, Output, Tiling, Unsupported
+from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.tiled import Tiled, TiledBackward
-from numdev.attention.tiling import Tiling
-from numdev.errors import BadInput, Unsupported
 from numdev.measurement import deviation as module
 from numdev.measurement.deviation import Head, Place, Subject, head_of
-from numdev.measurement.metrics import Deviation
 from numdev.results.record import Record, Reference, Status
 
 NORMAL = Problem(Distribution(Kind.NORMAL), Shape(heads=2, kv_heads=1, queries=12, keys=20, head_dim=8))
@@ -36,59 +26,43 @@ BASELINE = Naive(Precision.eager(BF16))
 
 
 @dataclass(frozen=True)
-class Counted:
+class Counted(Attention):
     """Another implementation, and the seeds of its calls, told by the first element of q."""
 
-    of: Exact | Naive | Tiled
+    of: Attention
     calls: list[float] = field(default_factory=list, compare=False)
 
     @property
-    def formats(self) -> dict[str, Format]:
-        return self.of.formats
-
-    @property
-    def input_key(self) -> Hashable:
-        return self.of.input_key
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.of.round_inputs(q, k, v)
+    def precision(self) -> Precision:
+        return self.of.precision
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         self.calls.append(float(q.flatten()[0]))
         return self.of(q, k, v, mask, scale)
 
 
+ERRORS: dict[str, BaseException] = {
+    "unsupported": Unsupported("problem.window", "no window here"),
+    "memory": MemoryError(),
+    "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
+    "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    "error": ZeroDivisionError("first line\nsecond line"),
+    "silent": KeyError(),
+    "exit": SystemExit(7),
+    "bad": BadInput("attention.function", "f", "mend it"),
+}
+
+
 @dataclass(frozen=True)
-class Wrong:
-    """Exact attention in the format's inputs, with something wrong."""
+class Wrong(Attention):
+    """Exact attention on inputs in BF16, with something wrong."""
 
     what: str = "nothing"
-    fmt: Format = BF16
-
-    @property
-    def formats(self) -> dict[str, Format]:
-        return dict.fromkeys(("out", "lse", "y", "extra"), self.fmt)
-
-    @property
-    def input_key(self) -> Hashable:
-        return Cast(self.fmt), torch.float64
-
-    def round_inputs(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        return tuple(Cast(self.fmt)(t) for t in (q, k, v))
+    precision = Precision.golden().with_step(inputs="bf16")
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
-        errors: dict[str, BaseException] = {
-            "unsupported": Unsupported("problem.window", "no window here"),
-            "memory": MemoryError(),
-            "gpu memory": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore"),
-            "cpu memory": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
-            "error": ZeroDivisionError("first line\nsecond line"),
-            "silent": KeyError(),
-            "exit": SystemExit(7),
-            "bad": BadInput("attention.function", "f", "mend it"),
-        }
-        if self.what in errors:
-            raise errors[self.what]
+        if self.what in ERRORS:
+            raise ERRORS[self.what]
         output = Exact()(q, k, v, mask, scale)
         if self.what == "largest":
             output.out[..., 0, 0] += 100.0

@@ -8,23 +8,15 @@ from dataclasses import dataclass
 import pytest
 from torch import Tensor
 
-from numdev.api import Bench
+from numdev import BadInput, Bench, Exact, Mask, Output, Precision, Record, Status, Tiled, Vanilla
 from numdev.arithmetic.formats import FP32, Format
-from numdev.attention.base import Output
-from numdev.attention.exact import Exact
-from numdev.attention.mask import Mask
 from numdev.attention.operation import ATTENTION
-from numdev.attention.precision import Precision
 from numdev.attention.problem import Distribution, Kind, Problem, Shape
-from numdev.attention.tiled import Tiled
 from numdev.attention.vendor.dispatch import InDtype
-from numdev.attention.vendor.vanilla import Vanilla
-from numdev.errors import BadInput
 from numdev.measurement import speed as module
 from numdev.measurement.deviation import COMPARISON
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import DEVIATIONS, MEASURED, Budget, Speeds, derived
-from numdev.results.record import Record, Status
 
 QUICK = Budget(1e-4, 3, 3)
 PROBLEM = Problem(Distribution(Kind.NORMAL), Shape(2, 4, 2, 32, 48, 16), Mask(causal=True))

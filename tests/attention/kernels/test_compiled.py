@@ -20,14 +20,11 @@ from typing import Any
 
 import pytest
 
-from numdev.arithmetic.formats import Format
+from numdev import Format, Mask, Tiling, Triton
 from numdev.attention.kernels import backward as device
 from numdev.attention.kernels import forward, launch, portable
-from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.softmax import Exponential, Recompute
-from numdev.attention.tiling import Tiling
-from numdev.attention.triton import Triton
 
 # Bytes of shared memory that a program may have, by compute capability: GeForce RTX 30, GeForce RTX 40 and L40, H100.
 SHARED = {86: 101376, 89: 101376, 90: 232448}

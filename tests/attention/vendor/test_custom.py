@@ -8,18 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev.api import Bench
+from numdev import Attention, Bench, Cast, Custom, Distribution, Exact, Kind, Mask, Naive, Precision, Problem, Shape, Status
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, TF32, Format
-from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import Attention
-from numdev.attention.exact import Exact
-from numdev.attention.mask import Mask
-from numdev.attention.naive import Naive
-from numdev.attention.precision import Precision
-from numdev.attention.problem import Distribution, Kind, Problem, Shape
-from numdev.attention.vendor.custom import Custom
 from numdev.errors import BadInput, BadOutput
-from numdev.results.record import Status
 from tests.cases import draw
 
 HERE = __name__

@@ -7,19 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from numdev import BadInput, Mask, OnlineSoftmax, Precision, Unsupported
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
 from numdev.attention.base import Gradients
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.vendor import dispatch
 from numdev.attention.vendor.dispatch import ByAutograd
 from numdev.attention.vendor.flex import Flex, FlexBackward
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
-from numdev.errors import BadInput, Unsupported
 from tests.attention.bounds import kernel_budget
 from tests.cases import Inputs, Sizes, draw_all, lse_of, on, same
 

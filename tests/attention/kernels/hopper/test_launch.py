@@ -12,16 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.kernels.hopper.launch import (
-    QUERIES,
-    SHAPES,
-    Work,
-    keys_of_block,
-    pinned_br,
-    refusal,
-    schedule,
-    waiting,
-)
+from numdev.attention.kernels.hopper.launch import QUERIES, SHAPES, Work, keys_of_block, pinned_br, refusal, schedule, waiting
 from numdev.attention.kernels.hopper.order import RESIDENT
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, OutputForDelta, Recompute

@@ -89,7 +89,7 @@ def options(name: str, listed: Any) -> st.SearchStrategy[Any]:
 
 
 FORWARD, BACKWARD = portable._FORWARD.listed, portable._BACKWARD.listed
-several = settings(max_examples=24)
+several = settings(max_examples=16)
 
 
 @several

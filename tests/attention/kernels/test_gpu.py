@@ -11,14 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from numdev import Cast, Mask, Order, Precision, Rounding, Tiled, Tiling, Unsupported
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.arithmetic.rounding import Cast, Rounding
 from numdev.attention import instrumented
 from numdev.attention.base import Saved
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.kernels.hopper.launch import pinned_br
 from numdev.attention.kernels.launch import Kernel
+from numdev.attention.mask import Mask
+from numdev.attention.precision import Precision
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Triton, TritonBackward
+from numdev.errors import Unsupported
 from tests.attention.test_triton import check, check_gradients, padded, poison
 from tests.cases import MASKS, U64, Inputs, Sizes, draw, draw_all, lse_of, on, output_error, reach
 from tests.oracles import multiprecision

@@ -17,8 +17,7 @@ import numdev as nd
 from numdev.attention.operation import ATTENTION
 from numdev.measurement.deviation import Place, head_of
 from numdev.report.document.export import to_csv
-from numdev.report.document.map import write_figures
-from numdev.report.figures.elements import element_errors
+from numdev.report.figures.elements import element_errors, write_errors
 from numdev.results.record import write_atomically
 
 POLICIES = {"uniform_bf16": "every step in BF16", "kernel_bf16": "FP32 inside, as kernels have it"}
@@ -48,7 +47,7 @@ def main() -> None:
         found = elements(policy)
         within = float((found["error_ulp"].abs() <= 0.5).mean())
         facts.append({"policy": policy, "within_half_ulp": within, "row_share": row_share(found)})
-        write_figures(found, words, out, f"_{policy}")
+        write_errors(found, words, out, f"_{policy}")
     write_atomically(out / "elements.csv", to_csv(pd.DataFrame(facts)))
     print(pd.DataFrame(facts).to_string(index=False))
 

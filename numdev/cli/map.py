@@ -34,9 +34,8 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     Raises:
         BadInput: naming the setting that cannot be used.
     """
-    from numdev.report.document import map as document  # late: pandas and matplotlib
-    from numdev.report.document.export import to_csv
-    from numdev.report.figures.elements import element_errors
+    from numdev.report.document.export import to_csv  # late: pandas and matplotlib
+    from numdev.report.figures.elements import element_errors, error_summary, write_errors
 
     hydra, out = HydraConfig.get(), Path(cfg.out)
     overrides, choices = overrides_of(hydra), hydra.runtime.choices
@@ -61,13 +60,13 @@ def draw(cfg: DictConfig, job: Job) -> Ended:
     where = f"{f'head {place.head} of {head.heads}, ' if head.heads > 1 else ''}replicate {place.seed}"
     settings = " ".join(text for text in overrides if not text.startswith(_BESIDE)) or "defaults"
     title = f"{head.output}, {where}\n{textwrap.shorten(settings, _TITLE, placeholder=' ...')}"
-    files = [*document.write_figures(elements, title, out, reference=reference), out / "elements.csv"]
+    files = [*write_errors(elements, title, out, reference=reference), out / "elements.csv"]
     write_atomically(files[-1], to_csv(elements))
     precision = f" precision={request.options['precision']}" if "precision" in request.options else ""
     own = f"{build.kind_of(request)}{precision}"
     if subject is Subject.BASELINE:
         own = f"baseline={request.options.get('baseline', 'custom')}"
     first = f"{head.output} of {own}: {where}, {' x '.join(map(str, head.x.shape))} elements"
-    for line in (first, *document.summary(elements, reference), f"map: {out}: {', '.join(path.name for path in files)}"):
+    for line in (first, *error_summary(elements, reference), f"map: {out}: {', '.join(path.name for path in files)}"):
         output().print(line, markup=False, highlight=False, soft_wrap=True)
     return Ended()

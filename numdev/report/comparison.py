@@ -22,8 +22,7 @@ from rich.console import Console
 from numdev.errors import BadInput
 from numdev.report.document.export import to_csv
 from numdev.report.document.tables import printed
-from numdev.report.reading.frames import METRIC_NAMES, Results
-from numdev.report.reading.scenarios import LABEL, SCENARIO, TITLE
+from numdev.report.reading.frames import LABEL, METRIC_NAMES, SCENARIO, TITLE, Results
 from numdev.report.statistics import Floats, Interval, holm, ratio, sign_test, significant, typical
 from numdev.results.record import write_atomically
 

@@ -36,8 +36,7 @@ from numdev.report.claims.verdicts import (
     Undecidable,
     Verdict,
 )
-from numdev.report.reading.frames import WHOLE, is_broken
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, compared, formats
+from numdev.report.reading.frames import ENTRY_ROLE, LABEL, PRIMARY, WHOLE, compared, formats, is_broken
 from numdev.report.reading.wording import PLAIN, Wording, Words
 from numdev.report.statistics import Interval, mean, ratio, sign_test, significant, slope, typical
 from numdev.results.claim import BASELINE, COLUMNS, ClaimKind, ClaimStatement, Labels
@@ -138,8 +137,13 @@ def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence], mai
     return replace(evidence, sentence=f"At {main}: {evidence.sentence}{rest}")
 
 
-def claim_of(name: str, statement: ClaimStatement, words: Words = PLAIN, table: str = "", names: Wording | None = None) -> Claim:
-    """The claim that a study's file states; `table` is that of its metric, `names` has what a reader calls the axes."""
+def claim_of(
+    name: str, statement: ClaimStatement, words: Words = PLAIN, figure: str = "", table: str = "", names: Wording | None = None
+) -> Claim:
+    """The claim that a study's file states; `table` is that of its metric, `names` has what a reader calls the axes.
+
+    `figure` is that of the study, for a claim that names none.
+    """
     says = {Verdict(verdict): text for verdict, text in statement.says.items()}
 
     def test(rows: pd.DataFrame) -> Evidence:
@@ -150,7 +154,7 @@ def claim_of(name: str, statement: ClaimStatement, words: Words = PLAIN, table: 
         return replace(evidence, says=says)
 
     source, table = statement.source or OURS, statement.table or table
-    return Claim(name, statement.figure, statement.claim, source, test, statement.across, words, table)
+    return Claim(name, statement.figure or figure, statement.claim, source, test, statement.across, words, table)
 
 
 class _Value(NamedTuple):

@@ -29,8 +29,7 @@ from typing import Any
 import pandas as pd
 
 from numdev.errors import NumdevError
-from numdev.report.reading.frames import Results
-from numdev.report.reading.scenarios import by_role, is_sources, of
+from numdev.report.reading.frames import Results, by_role, is_sources, of_scenario
 from numdev.report.reading.wording import PLAIN, Words, generality
 from numdev.report.statistics import Interval, holm, largest_share
 from numdev.results.store import Role, Scenario, with_overrides
@@ -345,7 +344,7 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
         if claim.name not in manifest["claims"]:
             continue
         rows, scenarios = results.study(name, claim.table), by_role(results.scenarios(name).values())
-        own = {scenario: of(rows, scenario) for scenario in scenarios}
+        own = {scenario: of_scenario(rows, scenario) for scenario in scenarios}
         if claim.across:  # all scenarios as one, with the most cautious of their roles
             role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
             own = {Scenario(name, manifest["title"], role): rows}

@@ -16,8 +16,7 @@ from numdev.measurement.metrics import METRICS
 from numdev.report.claims.verdicts import ClaimResult, Verdict, note, rules
 from numdev.report.document.figures import Picture
 from numdev.report.document.tables import bad_outputs, failures, points_table
-from numdev.report.reading.frames import SHIPPED, SPEED, TRAINING, Results, is_own
-from numdev.report.reading.scenarios import ROLES, of
+from numdev.report.reading.frames import ROLES, SHIPPED, SPEED, TRAINING, Results, is_own, of_scenario
 from numdev.report.reading.wording import Words, circumstances
 from numdev.report.studies.registry import CHAPTERS, WORDS, Chapter, chapter_of, words_of
 from numdev.report.studies.speed import frame, latest, of_attention
@@ -176,7 +175,7 @@ def _claims(part: Part) -> Iterator[dict[str, Any]]:
                 "figure": finding.figure,
                 "beside": f"{finding.beside.verdict.value}, {finding.beside.figure}" if finding.beside else "",
                 "sentence": finding.sentence,
-                "about": circumstances(rows if result.claim.across else of(rows, scenario), words),
+                "about": circumstances(rows if result.claim.across else of_scenario(rows, scenario), words),
             }
             for scenario, finding in result.findings.items()
         ]

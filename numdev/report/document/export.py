@@ -16,8 +16,22 @@ from numpy.typing import NDArray
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, note
 from numdev.report.reading.columns import dictionary, settings
-from numdev.report.reading.frames import PLACE, RUN, SPEED, TRAINING, Results, Rows, figures_of, is_broken, places_of
-from numdev.report.reading.scenarios import LABEL, ROLE, ROLES, SCENARIO, TITLE
+from numdev.report.reading.frames import (
+    LABEL,
+    PLACE,
+    ROLE,
+    ROLES,
+    RUN,
+    SCENARIO,
+    SPEED,
+    TITLE,
+    TRAINING,
+    Results,
+    Rows,
+    figures_of,
+    is_broken,
+    places_of,
+)
 from numdev.report.reading.view import numbered
 from numdev.report.studies.registry import words_of
 from numdev.report.studies.speed import frame

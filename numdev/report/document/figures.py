@@ -13,9 +13,9 @@ from numdev.errors import BadInput
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.figures.plot import Plot, plot_of
 from numdev.report.figures.theme import to_png, to_svg
-from numdev.report.reading.frames import SPEED, TRAINING, Results
+from numdev.report.reading.frames import SPEED, TITLE, TRAINING, Results
 from numdev.report.reading.view import tidy
-from numdev.report.studies.registry import FIGURES, own_plot, own_plots
+from numdev.report.studies.registry import FIGURES, own_plots
 from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
 from numdev.results.record import write_atomically
 from numdev.results.store import with_overrides
@@ -139,11 +139,17 @@ def _picture(results: Results, study: str, name: str) -> Picture | str:
 
 
 def usual(results: Results, study: str) -> Picture | None:
-    """The figure that a study describes; else, as of a sweep, its metric over its axes. None where nothing is measured.
+    """The figure that a study describes, each scenario in a panel unless the file says otherwise; else, as of a sweep, its metric
+    over its axes. None where nothing is measured.
 
     Raises:
         BadInput: if the rows do not have what the study describes, or have more lines than can be told apart.
     """
-    manifest = results.manifests[study]
+    view = results.manifests[study].get("plot") or {}
     rows = tidy(results, results.primary.where(study=study))
-    return None if rows.empty else Picture(own_plot(manifest, rows) or plot_of(rows, {}), rows)
+    if rows.empty:
+        return None
+    shown = {view.get("x"), *view.get("colour", ()), *view.get("facet", ())}
+    if view and TITLE not in shown and rows[TITLE].nunique() > 1:
+        view = {**view, "facet": [TITLE, *view.get("facet", ())]}
+    return Picture(plot_of(rows, view), rows)

@@ -79,13 +79,11 @@ def make_report(
         shown = [part for part in parts if part.results.kind != SPEED]
         is_paper = shown[0].results.kind != TRAINING and any(not result.claim.is_ours for result in shown[0].claims)
         shown += _beside(results, out, [kind for kind in (TRAINING, SPEED) if is_paper and kind not in studies_of])
-        if "html" in formats:
-            from numdev.report.document.html import write_html  # late: nothing else needs templates of pages
+        from numdev.report.document.pages import write_html, write_pdf  # late: nothing else needs templates of pages
 
+        if "html" in formats:
             write_atomically(out / "report.html", write_html(shown, notes, title, author))
         if "pdf" in formats:
-            from numdev.report.document.pdf import write_pdf  # late: the typesetter is large
-
             write_atomically(out / "report.pdf", write_pdf(shown, title, author))
     return not any(bad_outputs(part.results) for part in parts)
 

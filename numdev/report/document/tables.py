@@ -13,8 +13,7 @@ from rich.text import Text
 
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, Verdict, note
-from numdev.report.reading.frames import DEFAULTS, Results, figures_of, is_broken, places_of
-from numdev.report.reading.scenarios import LABEL, TITLE, compared
+from numdev.report.reading.frames import DEFAULTS, LABEL, TITLE, Results, compared, figures_of, is_broken, places_of
 from numdev.report.statistics import mean
 from numdev.results.record import BAD_OUTPUT, Use
 

@@ -1,11 +1,12 @@
-"""Single results: the error of every element as table, map and histogram, and two results side by side."""
+"""Single results: the error of every element as table, map, histogram and in words, and two results side by side."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +23,15 @@ from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.metrics import METRICS
 from numdev.report.figures.marks import TITLE, Dot, draw_rows, page, replicates, swatch
-from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png
-from numdev.report.reading.scenarios import compared
+from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png, to_svg
+from numdev.report.reading.frames import compared
 from numdev.report.reading.wording import Wording
 from numdev.report.statistics import Interval, significant
+from numdev.results.record import write_atomically
 
 ROW, COLUMN = "row", "column"
+_MAP = "Errors of one head by row and column, in u max |{reference}|, blue below zero and red above, a ring at the largest."
+_HISTOGRAM = "The share of elements over their error in ulp, with a band of half an ulp on both sides."
 _ERROR_COLOURS = LinearSegmentedColormap.from_list("error", [BLUE, "white", VERMILION]).with_extremes(bad="black")
 _SHOWN = 0.98  # share of the elements within the scale of a map or histogram: a few large errors would hide the rest
 _BINS = 121  # odd, so that one bin is centred at zero
@@ -98,6 +102,47 @@ def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
     return figure
+
+
+def write_errors(elements: pd.DataFrame, title: str, out: Path, suffix: str = "", reference: str = "golden") -> list[Path]:
+    """Write error_map and error_histogram of `element_errors` as PNG and SVG into `out`; returns where.
+
+    Raises:
+        StoreError: if a file cannot be written.
+    """
+    drawn = {
+        "error_map": (error_map(elements, title, reference), _MAP.format(reference=reference)),
+        "error_histogram": (error_histogram(elements, title), _HISTOGRAM),
+    }
+    files: dict[Path, bytes] = {}
+    for name, (figure, alt) in drawn.items():
+        caption = f"{name.replace('_', ' ').capitalize()}: {' '.join(title.split())}"
+        files |= {out / f"{name}{suffix}.png": to_png(figure), out / f"{name}{suffix}.svg": to_svg(figure, caption, alt)}
+    for path, data in files.items():
+        write_atomically(path, data)
+    return list(files)
+
+
+def error_summary(elements: pd.DataFrame, reference: str = "golden") -> Iterator[str]:
+    """The largest error with its place, then how the elements spread."""
+    finite = elements[np.isfinite(elements["error"])]
+    lost = len(elements) - len(finite)
+    if finite.empty:
+        yield f"all {lost} elements are NaN or Inf"
+        return
+    worst = finite.loc[finite["error"].abs().idxmax()]
+    exact = float(worst["reference"])
+    largest, ulp, u, value, r = (
+        significant(number, 4)
+        for number in (*(abs(worst[name]) for name in ("error", "error_ulp", "error_u")), exact + float(worst["error"]), exact)
+    )
+    yield f"largest |D|: {largest} at row {worst[ROW]}, column {worst[COLUMN]}, where it is {value} and {reference} is {r}"
+    yield f"that is {ulp} ulp of {elements['format'].iloc[0]} there, and {u} u max |{reference}|"
+    within = 100 * float((finite["error_ulp"].abs() <= 0.5).mean())
+    rmse = significant(float(np.sqrt((finite["error"] ** 2).mean())), 4)
+    yield f"RMSE {rmse}; {within:.3g} % of the elements lie within half an ulp"
+    if lost:
+        yield f"{lost} elements are NaN or Inf, black in the map and in no other figure"
 
 
 def _map(axes: Axes, elements: pd.DataFrame, end: float) -> Any:

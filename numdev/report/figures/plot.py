@@ -24,8 +24,7 @@ from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.report.figures import marks
 from numdev.report.figures.theme import GREY, MEANINGS, PAGE, SERIES, SMALL, freeze, styled
-from numdev.report.reading.frames import is_broken
-from numdev.report.reading.scenarios import LABEL, PRIMARY, ROLE, ROLES, SCENARIO, TITLE, formats, ordered
+from numdev.report.reading.frames import LABEL, PRIMARY, ROLE, ROLES, SCENARIO, TITLE, formats, is_broken, ordered
 from numdev.report.reading.view import OF_A_COMPARISON, Shown, View, column_of, is_numeric, of_shadow, shown, spoken, view_of
 from numdev.report.reading.wording import Wording, alt, title, wording_of
 from numdev.report.statistics import Interval, significant, slope

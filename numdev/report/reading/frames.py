@@ -1,4 +1,4 @@
-"""Stored results as tables: one row per point, and one row per replicate and comparison."""
+"""Stored results as tables, one row per point, and one per replicate and comparison; and their scenarios."""
 
 from __future__ import annotations
 
@@ -20,10 +20,21 @@ from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.measurement.speed import derived
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, PRIMARY, ROLE, SCENARIO, STANDS_FOR, TITLE
 from numdev.results.record import Column, Record, Use
-from numdev.results.store import Scenario, Store, is_old, scenarios_of
+from numdev.results.store import Role, Scenario, Store, is_old, scenarios_of
 
+SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
+LABEL = "label."  # before the name of an axis: the point's place on it
+ENTRY_ROLE = "role."  # before the name of an axis: what the point's entry there is to the claims
+PRIMARY = "primary"  # whether a row is of the primary output
+ROLES = {
+    Role.PAPER: "as the source states it",
+    Role.ASSUMED: "our assumption",
+    Role.BEYOND: "",
+    Role.CONTROL: "control",
+}
+"""Words for the role of a scenario."""
+FORMATS = ("e5m2", "e4m3fn", "bf16", "fp16", "tf32", "fp32", "fp64")  # from few mantissa bits to many
 PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
 METRIC_NAMES = list(METRICS)
@@ -49,6 +60,40 @@ _REPEATED = (
     *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name"),
 )
 """Prefixes of the columns of a point that its rows repeat, beside its place and facts; points.csv has all columns."""
+
+
+def ordered(rows: pd.DataFrame) -> list[Scenario]:
+    """The scenarios of some rows by role, in the order of the rows within a role."""
+    different = rows[[SCENARIO, TITLE, ROLE]].drop_duplicates().itertuples(index=False)
+    return by_role(Scenario(str(name), str(title), Role(role)) for name, title, role in different)
+
+
+def by_role(scenarios: Iterable[Scenario]) -> list[Scenario]:
+    """Sorts scenarios: first those that stand for the source, then those beyond it, then controls; the sort is stable."""
+    places = {role: place for place, role in enumerate(Role)}
+    return sorted(scenarios, key=lambda scenario: places[scenario.role])
+
+
+def is_sources(scenario: Scenario) -> bool:
+    """Whether a scenario stands for what the source of a claim measured: as the source states it, or as we assume."""
+    return scenario.role in (Role.PAPER, Role.ASSUMED)
+
+
+def of_scenario(rows: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:
+    """The rows of one scenario."""
+    return rows[rows[SCENARIO] == scenario.name]
+
+
+def formats(rows: pd.DataFrame) -> list[str]:
+    """The formats that occur, from the fewest mantissa bits to the most; formats unknown here last."""
+    names = map(str, rows["format"].unique())
+    return sorted(names, key=lambda name: (FORMATS.index(name) if name in FORMATS else len(FORMATS), name))
+
+
+def compared(rows: pd.DataFrame, subject: str = "variant", reference: str = "") -> pd.DataFrame:
+    """The rows of the primary output of one subject, against one reference where it is named."""
+    own = rows[rows[PRIMARY].astype(bool) & (rows["subject"] == subject)]
+    return own[own["reference"] == reference] if reference else own
 
 
 @dataclass(frozen=True)

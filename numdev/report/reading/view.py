@@ -21,8 +21,7 @@ from numdev.measurement.metrics import NONFINITE
 from numdev.measurement.speed import FOLLOWING, MEASURED
 from numdev.report.reading import frames
 from numdev.report.reading.columns import meaning
-from numdev.report.reading.frames import SPEED, Results, column_of_values, figures_of, is_own, places_of
-from numdev.report.reading.scenarios import LABEL, PRIMARY, TITLE
+from numdev.report.reading.frames import LABEL, PRIMARY, SPEED, TITLE, Results, column_of_values, figures_of, is_own, places_of
 from numdev.results.store import Store
 
 WORDS, UNITS, STUDIES, CHIEF, FACTS, LABELS, PLACES = "words", "units", "studies", "chief", "facts", "labels", "places"

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from numdev.report.reading.columns import TEXTS, meaning
-from numdev.report.reading.scenarios import LABEL
+from numdev.report.reading.frames import LABEL
 from numdev.report.reading.view import STUDIES, UNITS, WORDS, Shown, is_numeric
 
 _METRICS, _REFERENCES, _COLUMNS, _UNIT_WORDS = (TEXTS[name] for name in ("metrics", "references", "axes", "axis_units"))

@@ -27,7 +27,7 @@ from numdev.report.claims.verdicts import ALIKE, LARGER, Evidence, Question, Reg
 from numdev.report.figures.marks import no_figure
 from numdev.report.figures.plot import draw
 from numdev.report.figures.theme import FP32_INSIDE, TILED
-from numdev.report.reading.scenarios import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, of, ordered
+from numdev.report.reading.frames import ENTRY_ROLE, FORMATS, LABEL, SCENARIO, TITLE, of_scenario, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output
 from numdev.results.store import EntryRole
@@ -270,7 +270,7 @@ def draw_delta(rows: pd.DataFrame) -> Figure:
     tables = [
         here.assign(way=made.text, accumulates="FP32" if made.wide else "the low format")
         for scenario in ordered(rows)
-        for made, here in ways(of(rows, scenario)).items()
+        for made, here in ways(of_scenario(rows, scenario)).items()
     ]
     text = "", f"signed bias of delta in u: mean of sign(delta) D / mean |delta|; grey: within {LEAST:g} u"
     look: dict[str, Any] = {"colour": ["accumulates"], "shades": {"FP32": FP32_INSIDE, "the low format": TILED}}

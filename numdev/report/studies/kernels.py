@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from numdev.report.claims.evidence import EVERY, mean_of, over, over_baseline, per_replicate, select, the_entry
 from numdev.report.claims.verdicts import ABOVE, Evidence, Question, Region, Undecidable, Verdict, about
 from numdev.report.figures.plot import draw
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, STANDS_FOR
+from numdev.report.reading.frames import ENTRY_ROLE, LABEL, STANDS_FOR
 from numdev.report.statistics import Interval, ratio, significant
 from numdev.report.studies import TEXTS
 from numdev.report.studies.attention import SAME_INPUTS, SYMBOLS, of_output

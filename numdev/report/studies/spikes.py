@@ -31,7 +31,7 @@ from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
 from numdev.report.figures.marks import no_figure
 from numdev.report.figures.plot import draw
-from numdev.report.reading.scenarios import LABEL, SCENARIO
+from numdev.report.reading.frames import LABEL, SCENARIO
 from numdev.report.statistics import Floats, Interval, mean, ratio
 from numdev.report.studies import TEXTS
 

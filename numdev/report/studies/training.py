@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -34,8 +34,7 @@ from numdev.report.claims.verdicts import (
 from numdev.report.figures import marks
 from numdev.report.figures.plot import QUANTITY, draw
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, TILED
-from numdev.report.reading.frames import RUN, WHOLE, Results
-from numdev.report.reading.scenarios import ENTRY_ROLE, LABEL, TITLE, of, ordered
+from numdev.report.reading.frames import ENTRY_ROLE, LABEL, RUN, TITLE, WHOLE, Results, of_scenario, ordered
 from numdev.report.statistics import Interval, mean, ratio, significant, slope
 from numdev.report.studies import operation_words
 from numdev.results.store import EntryRole
@@ -107,37 +106,29 @@ class Rung:
     rows: pd.DataFrame
     end: int
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every run was resumed from its checkpoint as it is."""
-        return "variant.restart" in self.rows and bool((self.rows["variant.restart"] == "exact").all())
-
-    @property
-    def is_fp16(self) -> bool:
-        """Whether FP16 stands in place of the reference's precision."""
-        return self.group is Group.PRECISION and bool(self.rows["variant.numerics"].eq("autocast_fp16").all())
+    def has(self, setting: str, value: str) -> bool:
+        """Whether a setting has a value in every run."""
+        name = f"variant.{setting}"
+        return name in self.rows and bool((self.rows[name] == value).all())
 
     @property
     def trained(self) -> pd.DataFrame:
         """The rows after the first step."""
         return self.rows[self.rows["step"] > 0]
 
-    def at(self, step: int, metric: str = WASSERSTEIN) -> pd.Series[float]:
-        """A metric at one step by replicate, but for runs that stopped before it.
+    def at(self, metric: str = WASSERSTEIN, step: int | None = None) -> pd.Series[float]:
+        """A metric at one step, the last unless given, by replicate, but for runs that stopped before it.
 
         Raises:
             Undecidable: if none got there, or one holds NaN or Inf.
         """
+        step = self.end if step is None else step
         here = self.rows[self.rows["step"] == step].set_index("seed")[metric].astype(float)
         if here.empty:
             raise Undecidable(f"{self.name}: no run reached step {step}")
         if not np.isfinite(here).all():
             raise Undecidable(f"{self.name}: {METRICS[metric]} is not finite at step {step}")
         return here
-
-    def last(self, metric: str = WASSERSTEIN) -> pd.Series[float]:
-        """At the last step; see `at`."""
-        return self.at(self.end, metric)
 
     def exponent(self, metric: str) -> Interval:
         """The exponent of the step in a metric, over all steps after the first."""
@@ -155,35 +146,32 @@ def over(above: pd.Series[float], *below: pd.Series[float]) -> Interval:
     return ratio(pairs["above"], pairs["below"], pairs.index)
 
 
-def names_of(rows: pd.DataFrame) -> dict[str, tuple[str, Group]]:
-    """Name and group of each point of one scenario by key, in the order of `Group`.
-
-    Its labels in the study are its name, or the words of its group where it has none; names that are alike are numbered.
-    """
-    known = dict[str, tuple[str, Group]]()
-    for row in rows.groupby("key", sort=False).head(1).to_dict("records"):
-        cells = {str(name): value for name, value in row.items()}
-        group = group_of(cells)
-        labels = [_text(cells, name) for name in cells if name.startswith(LABEL)]
-        known[str(row["key"])] = (", ".join(filter(None, labels)) or group.words, group)
-    counts, seen = Counter(name for name, _ in known.values()), Counter[str]()
-    for own, (name, group) in known.items():
-        seen[name] += 1
-        known[own] = (f"{name} {seen[name]}" if counts[name] > 1 else name, group)
-    order = list(Group)
-    return dict(sorted(known.items(), key=lambda item: order.index(item[1][1])))
-
-
 def rungs(rows: pd.DataFrame) -> list[Rung]:
-    """The rungs of one scenario in the order of `names_of`."""
-    own = rows[rows["tensor"] == WHOLE] if len(rows) else rows
-    end = int(own["step"].max()) if len(own) else 0
-    every = []
-    for point, (name, group) in names_of(own).items():
-        runs = own[own["key"] == point]
-        roles = [str(runs[column].iloc[0]) for column in runs if str(column).startswith(ENTRY_ROLE)]
-        every.append(Rung(name, group, EntryRole.ASIDE.value not in roles, runs, end))
-    return every
+    """The rungs of one scenario in the order of `Group`, of a table of weights the rows of all weights together.
+
+    The labels of a point are its name, or the words of its group where it has none; names that are alike are numbered.
+    """
+    own = rows[rows["tensor"] == WHOLE] if "tensor" in rows else rows
+    end = int(own["step"].max()) if "step" in own and len(own) else 0
+    every = list[Rung]()
+    for _, runs in own.groupby("key", sort=False):
+        cells = {str(name): value for name, value in runs.head(1).to_dict("records")[0].items()}
+        group, labels = group_of(cells), [_text(cells, name) for name in cells if name.startswith(LABEL)]
+        is_judged = EntryRole.ASIDE.value not in [_text(cells, name) for name in cells if name.startswith(ENTRY_ROLE)]
+        every.append(Rung(", ".join(filter(None, labels)) or group.words, group, is_judged, runs, end))
+    counts, seen = Counter(rung.name for rung in every), Counter[str]()
+    for place, rung in enumerate(every):
+        seen[rung.name] += 1
+        every[place] = replace(rung, name=f"{rung.name} {seen[rung.name]}") if counts[rung.name] > 1 else rung
+    return sorted(every, key=lambda rung: list(Group).index(rung.group))
+
+
+def in_scenarios(rows: pd.DataFrame) -> list[Rung]:
+    """The rungs of every scenario, with its title before their names where there are several."""
+    scenarios = ordered(rows)
+    before = {one.name: f"{one.title}: " if len(scenarios) > 1 else "" for one in scenarios}
+    each = {one: rungs(of_scenario(rows, one)) for one in scenarios}
+    return [replace(rung, name=before[one.name] + rung.name) for one, own in each.items() for rung in own]
 
 
 def of_group(every: Iterable[Rung], name: str) -> list[Rung]:
@@ -195,7 +183,7 @@ def of_group(every: Iterable[Rung], name: str) -> list[Rung]:
     group = Group.RESTART if name in ("exact", "lossy") else Group[name.upper()]
     own = [rung for rung in every if rung.group is group and rung.is_judged]
     if group is Group.RESTART:
-        own = [rung for rung in own if rung.is_exact == (name == "exact")]
+        own = [rung for rung in own if rung.has("restart", "exact") == (name == "exact")]
     if not own:
         raise NotMeasured(f"no run was trained with {group.words}{f' ({name})' if group is Group.RESTART else ''}")
     return own
@@ -230,7 +218,7 @@ def _acting(every: list[Rung]) -> tuple[list[Rung], str]:
         Undecidable: if none acts.
     """
     idle = {
-        one.name: int((one.last() <= ACTS * one.at(0).reindex(one.last().index)).sum()) for one in every if one.group in CONTROLS
+        one.name: int((one.at() <= ACTS * one.at(step=0).reindex(one.at().index)).sum()) for one in every if one.group in CONTROLS
     }
     listed = ", ".join(
         f"{name} (in {count} of its replicates the Wasserstein distance at the last step is at most {ACTS:g} times the first)"
@@ -276,7 +264,7 @@ def weigh_growth(rows: pd.DataFrame) -> Evidence:
     flash = of_group(_sound(rows), "flash")
     powers = {metric: {rung.name: rung.exponent(metric) for rung in flash} for metric in (LARGEST, WASSERSTEIN)}
     for rung in flash:
-        rung.last()  # nothing is said of the growth of runs that all stopped early
+        rung.at()  # nothing is said of the growth of runs that all stopped early
     every = [power for own in powers.values() for power in own.values()]
     largest, distance = (min(own.values(), key=_estimate).text() for own in powers.values())
     which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
@@ -297,12 +285,11 @@ def weigh_times(rows: pd.DataFrame, of: str, to: str, is_: str, *, pooled: bool 
     groups = [below] if pooled else [[rung] for rung in below]
 
     def times(metric: str, rungs: Iterable[Rung]) -> dict[str, Interval]:
-        ratios = [
-            (one, group, over(one.last(metric), *(each.last(metric) for each in group))) for one in rungs for group in groups
-        ]
+        ratios = [(one, group, over(one.at(metric), *(each.at(metric) for each in group))) for one in rungs for group in groups]
         return {one.name if len(groups) == 1 else f"{one.name} over {group[0].name}": own for one, group, own in ratios}
 
-    judged = times(WASSERSTEIN, [one for one in above if one.is_fp16] or above)
+    fp16 = [one for one in above if of == "precision" and one.has("numerics", "autocast_fp16")]
+    judged = times(WASSERSTEIN, fp16 or above)
     name, most = max(judged.items(), key=lambda item: item[1].estimate)
     figure = f"at most {most.text()} ({name})" if pooled and len(judged) > 1 else _span(list(judged.values()))
     beside = ", ".join(f"{_span(list(times(metric, above).values()))} by {METRICS[metric]}" for metric in (LARGEST, SIZE))
@@ -337,24 +324,14 @@ def weigh_same_bits(rows: pd.DataFrame, group: str) -> Evidence:
     return Evidence(f"max difference {text}", sentence, seen=Verdict.FAILS if most else Verdict.HOLDS)
 
 
-def runs_of(rows: pd.DataFrame) -> Iterator[tuple[str, Group, pd.DataFrame]]:
-    """The rows of each rung of each scenario, with its name and its group, in the order of `Group`."""
-    scenarios = ordered(rows)
-    for scenario in scenarios:
-        own = of(rows, scenario)
-        before = f"{scenario.title}: " if len(scenarios) > 1 else ""
-        for point, (name, group) in names_of(own).items():
-            yield f"{before}{name}", group, own[own["key"] == point]
-
-
 _FIGURES = {"held-out loss": "held_out_loss", "score": "score", "s per step": "seconds_per_step"}
 
 
 def run_table(results: Results, study: str) -> pd.DataFrame:
     """A row per rung: held-out loss and score, means over replicates with those of the reference behind them, as text."""
     lines = []
-    for name, _, own in runs_of(results.study(study, RUN)):
-        cells = {"run": name}
+    for rung in in_scenarios(results.study(study, RUN)):
+        cells, own = {"run": rung.name}, rung.rows
         for words, column in _FIGURES.items():
             run, reference = (own[side].dropna().astype(float).tolist() for side in (column, f"baseline_{column}"))
             cells[f"{words} (reference)"] = mean(run).text().replace(" in every replicate", "") if run else "none"
@@ -381,12 +358,10 @@ WORDS = operation_words(
 
 def _table(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows of all weights after the first step of every run but the sham, with its name as `run`, and `group`."""
-    every = [rung for scenario in ordered(rows) for rung in rungs(of(rows, scenario)) if rung.group is not Group.SHAM]
-    tables = [
-        rung.trained.assign(run=rung.name, group=rung.group.words, is_last=rung.trained["step"] == rung.end) for rung in every
-    ]
-    growth = [rung.trained["seed"].map(rung.rates()) for rung in every]
-    return pd.concat(tables).assign(growth=pd.concat(growth)) if tables else rows.iloc[:0]
+    every = [rung for scenario in ordered(rows) for rung in rungs(of_scenario(rows, scenario)) if rung.group is not Group.SHAM]
+    tables = [own.trained.assign(run=own.name, group=own.group.words, is_last=own.trained["step"] == own.end) for own in every]
+    tables = [table.assign(growth=table["seed"].map(own.rates())) for own, table in zip(every, tables, strict=True)]
+    return pd.concat(tables) if tables else rows.iloc[:0]
 
 
 _SHADES = {group.words: group.shade for group in Group}
@@ -416,13 +391,13 @@ _ACROSS = 4  # panels beside one another
 
 def draw_losses(rows: pd.DataFrame) -> Figure:
     """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
-    every = list(runs_of(rows))
-    figure, panels = marks.grid([(name, "") for name, *_ in every], _ACROSS, 1.5, ("training steps", "training loss"))
+    every = in_scenarios(rows)
+    figure, panels = marks.grid([(rung.name, "") for rung in every], _ACROSS, 1.5, ("training steps", "training loss"))
     values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
     finite = values[(values > 0) & (values < math.inf)]
-    for place, (axes, (_, group, own)) in enumerate(zip(panels, every, strict=True)):
-        shade = "black" if group is Group.SHAM else group.shade  # which can be seen on grey
-        for _, run in own.groupby("seed", sort=True):
+    for place, (axes, rung) in enumerate(zip(panels, every, strict=True)):
+        shade = "black" if rung.group is Group.SHAM else rung.group.shade  # which can be seen on grey
+        for _, run in rung.rows.groupby("seed", sort=True):
             axes.plot(run["step"], run["baseline_loss"], color=GREY, linewidth=0.9, alpha=0.7)
             axes.plot(run["step"], run["loss"], color=shade, linewidth=0.45)
         if len(finite):

@@ -20,9 +20,9 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import Budget, Speeds
-from numdev.report.document import html
+from numdev.report.document import pages
 from numdev.report.document.context import Part, context
-from numdev.report.document.pdf import write_pdf
+from numdev.report.document.pages import write_pdf
 from numdev.report.document.report import write_part
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
@@ -57,20 +57,20 @@ def report(toy_results: Store, tmp_path_factory: pytest.TempPathFactory) -> Repo
     out, printed = tmp_path_factory.mktemp("report"), io.StringIO()
     results = load(toy_results, STUDIES)
     part, notes = write_part(results, out, Console(file=printed, width=160))
-    page = html.write_html([part], notes).decode()
+    page = pages.write_html([part], notes).decode()
     return Report(out, part, printed.getvalue(), context([part]), write_pdf([part]), page)
 
 
 @pytest.fixture
 def documented(monkeypatch: pytest.MonkeyPatch) -> list[Part]:
     """The parts of the HTML documents that a test makes."""
-    parts, write = list[Part](), html.write_html
+    parts, write = list[Part](), pages.write_html
 
     def spied(own: Sequence[Part], *arguments: Any) -> bytes:
         parts.extend(own)
         return write(own, *arguments)
 
-    monkeypatch.setattr(html, "write_html", spied)
+    monkeypatch.setattr(pages, "write_html", spied)
     return parts
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from numdev.report.document import html
+from numdev.report.document import pages
 from numdev.report.document.context import Part
 from numdev.report.document.export import summarise
-from numdev.report.document.html import write_html
+from numdev.report.document.pages import write_html
 from tests.report.document.conftest import Report
 
 pytestmark = pytest.mark.xdist_group("report")
@@ -75,7 +75,7 @@ def test_the_page_is_whole_and_asks_no_host_for_anything(report: Report, page: P
 
 def test_claims_have_verdicts_and_figures_have_words_and_values(report: Report, page: Page) -> None:
     for result in report.part.claims:
-        article = report.html[report.html.index(f"<h3>{html.mathematical(result.claim.text)}") :]
+        article = report.html[report.html.index(f"<h3>{pages.mathematical(result.claim.text)}") :]
         article = article[: article.index("</article>")]
         assert f">{result.word}</span>" in article
         assert article.count('<th scope="row">') == len(result.findings)

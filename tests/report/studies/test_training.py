@@ -113,7 +113,7 @@ def test_exponents_and_ratios_are_those_of_the_laws(power: float) -> None:
     rung = next(rung for rung in own if rung.name == "triton")
     for metric in (LARGEST, WASSERSTEIN):
         assert math.isclose(rung.exponent(metric).estimate, power, rel_tol=1e-9)
-        assert rung.last(metric).to_numpy() == pytest.approx(2e-4 * SHAPE[metric], rel=1e-9)
+        assert rung.at(metric).to_numpy() == pytest.approx(2e-4 * SHAPE[metric], rel=1e-9)
     if power == 1:
         assert rung.rates().to_numpy() == pytest.approx(2e-4 / STEPS[-1], rel=1e-9)
 

@@ -1,9 +1,16 @@
-"""The report as one HTML file that asks no host for anything: claims, figures with their values, a table of the rows."""
+"""The documents: one HTML file that asks no host for anything, and a PDF that Typst sets. The same results give the same bytes.
+
+Each chapter of `numdev.report.studies` is a section: those that make a figure of a source again first, then our own. A chapter
+whose study has no results is left out and listed.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +20,10 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from numdev.report.document.context import Part, context
-from numdev.report.document.export import summarise
+from numdev.report.document.export import TEMPLATES, summarise
 from numdev.report.document.tables import place
 from numdev.report.reading.frames import places_of
 
-_TEMPLATES = Path(__file__).resolve().parent / "templates"
 MOST_ROWS = 20_000
 """Rows of the table; a browser takes some seconds to sort and to search as many."""
 _DIGITS = 4  # of a number in the table; summary.csv has nine
@@ -28,7 +34,7 @@ _WORDS = {"reference": "compared with"}
 def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = "", author: str = "") -> bytes:
     """The document on some parts; its table of rows is that of the first, and so is its title unless one is given."""
     whole = summarise(parts[0].results)
-    templates = Environment(loader=FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     templates.filters |= {"mathematical": mathematical, "formatted": formatted}
     page = templates.get_template("report.html").render(
         context(parts, title, author)
@@ -38,8 +44,8 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = ""
             "table": table(parts[0], whole[:MOST_ROWS]),
             "whole": len(whole) if len(whole) > MOST_ROWS else 0,
             "most": MOST_ROWS,
-            "style": Markup((_TEMPLATES / "report.css").read_text()),
-            "script": Markup((_TEMPLATES / "report.js").read_text()),
+            "style": Markup((TEMPLATES / "report.css").read_text()),
+            "script": Markup((TEMPLATES / "report.js").read_text()),
         }
     )
     return page.encode()
@@ -94,3 +100,20 @@ def _text(name: str, values: pd.Series[Any]) -> dict[str, Any]:
 def _number(value: float) -> float | None:
     """Of few digits; null for NaN and infinity, which JSON does not know."""
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
+
+
+def write_pdf(parts: Sequence[Part], title: str = "", author: str = "") -> bytes:
+    """The document on some parts; its title is that of the first unless one is given."""
+    import typst  # late: the typesetter is large
+
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_root(parts, root, title, author)
+        return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
+
+
+def write_root(parts: Sequence[Part], root: Path, title: str = "", author: str = "") -> None:
+    """Write what Typst reads, templates, figures and `data.json`, into a folder."""
+    for path in [*TEMPLATES.glob("*.typ"), *(picture.svg for part in parts for picture in part.pictures)]:
+        shutil.copy(path, root)
+    (root / "data.json").write_text(json.dumps(context(parts, title, author)))

@@ -45,20 +45,13 @@ Operand = Format | float  # a number of a format, or a constant
 
 @dataclass(frozen=True)
 class RoundedOnce:
-    """`cast(x o y)` with one rounding of the exact result.
-
-    Attributes:
-        operation: what `o` is.
-        cast: the format and mode of the result.
-        left, right: the formats or constants of the operands; the carrier must hold them.
-        carrier: the dtype of the operands.
-    """
+    """`cast(x o y)` with one rounding of the exact result."""
 
     operation: Operation
-    cast: Cast
-    left: Operand
-    right: Operand
-    carrier: torch.dtype
+    cast: Cast  # the format and mode of the result
+    left: Operand  # the format or constant of the first operand; the carrier must hold it
+    right: Operand  # likewise of the second
+    carrier: torch.dtype  # of the operands
 
     @cached_property
     def is_harmless(self) -> bool:

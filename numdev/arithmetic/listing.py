@@ -22,21 +22,17 @@ class Listing:
     """The finite numbers of a format.
 
     Listings with the same name are equal.
-
-    Attributes:
-        name: of the format.
-        numbers: all of them, ascending; zero is one. Each is a number of FP64.
-        turns: the rounding boundaries between neighbours. In rounding to nearest, what lies above a boundary goes to the upper
-            neighbour, what lies below to the lower one, and the boundary itself to the neighbour whose distance from zero,
-            counted in places of the list, is even.
-        has_nan: whether results beyond the largest number become NaN; without NaN they become the largest number.
-        has_nar: whether an infinity becomes NaN all the same, as posits have NaR ("not a real") for what is no real number.
     """
 
-    name: str
-    numbers: tuple[float, ...] = field(repr=False, compare=False)
+    name: str  # of the format
+    numbers: tuple[float, ...] = field(repr=False, compare=False)  # all of them, ascending; zero is one. Each is a number of FP64
+    # The rounding boundaries between neighbours. In rounding to nearest, what lies above a boundary goes to the upper neighbour,
+    # what lies below to the lower one, and the boundary itself to the neighbour whose distance from zero, counted in places of
+    # the list, is even
     turns: tuple[float, ...] = field(repr=False, compare=False)
+    # Whether results beyond the largest number become NaN; without NaN they become the largest number
     has_nan: bool = field(default=False, compare=False)
+    # Whether an infinity becomes NaN all the same, as posits have NaR ("not a real") for what is no real number
     has_nar: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -184,17 +184,11 @@ _WORD = (1 << 64) - 1
 
 @dataclass
 class Noise:
-    """Random numbers for one run over a block of rows.
+    """Random numbers for one run over a block of rows."""
 
-    Attributes:
-        rows: the first row of the block in the whole problem.
-        total_rows: rows of the whole problem, which distinguish places of different heads.
-        event: number of the next draw; `at` starts a group of events, and each draw takes the next number of the group.
-    """
-
-    rows: int = 0
-    total_rows: int = 1
-    event: int = 0
+    rows: int = 0  # the first row of the block in the whole problem
+    total_rows: int = 1  # rows of the whole problem, which distinguish places of different heads
+    event: int = 0  # number of the next draw; `at` starts a group of events, and each draw takes the next number of the group
 
     def at(self, split: int, tile: int, rows: int) -> None:
         """Begin the events of one tile of one split, for a block of rows that starts at `rows`; -1 is what follows all tiles."""

@@ -35,17 +35,11 @@ ALL = _All()
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a path cannot take a value object.
+    """Why a path cannot take a value object."""
 
-    Attributes:
-        setting: the first setting that it does not implement, such as `softmax.tie_shift`.
-        value: the value of this setting, or of a part of it.
-        choices: the values that it implements, if they can be counted.
-    """
-
-    setting: str
-    value: str
-    choices: str
+    setting: str  # the first setting that it does not implement, such as `softmax.tie_shift`
+    value: str  # the value of this setting, or of a part of it
+    choices: str  # the values that it implements, if they can be counted
 
     def __str__(self) -> str:
         return f"{self.setting}: {self.value} is not implemented" + (f"; give {self.choices}" if self.choices else "")

@@ -29,15 +29,11 @@ AnyPrecision = TypeVar("AnyPrecision", Precision, BackwardPrecision)
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The tensors of a run, which are the fields of a result, the primary one first.
+    """The tensors of a run, which are the fields of a result, the primary one first."""
 
-    Attributes:
-        counters: events of the run, as rates or counts; see `numdev.attention.recurrence`.
-        launch: the compiled kernel that really ran; empty for tensor operations.
-    """
-
+    # Events of the run, as rates or counts; see `numdev.attention.recurrence`
     counters: dict[str, float] = field(default_factory=dict)
-    launch: KernelLaunch = KernelLaunch()
+    launch: KernelLaunch = KernelLaunch()  # the compiled kernel that really ran; empty for tensor operations
 
     @property
     def kernel(self) -> str:
@@ -51,32 +47,23 @@ class Result:
 
 @dataclass(frozen=True)
 class Output(Result):
-    """One result of attention.
+    """One result of attention."""
 
-    Attributes:
-        out: `softmax(scale Q K^T) V`; rows that see no key are 0.
-        lse: natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an
-            implementation does not return it.
-    """
-
-    out: Float[Tensor, "batch heads queries dim"]
+    out: Float[Tensor, "batch heads queries dim"]  # `softmax(scale Q K^T) V`; rows that see no key are 0
+    # Natural log of the sum of exponentials of the scaled scores; -inf for rows that see no key. None where an implementation
+    # does not return it
     lse: Float[Tensor, "batch heads queries"] | None
 
 
 @dataclass(frozen=True)
 class Gradients(Result):
-    """The gradients of `sum(dO * O)` with respect to q, k and v.
+    """The gradients of `sum(dO * O)` with respect to q, k and v."""
 
-    Attributes:
-        dq: `scale dS K`; 0 for rows that see no key.
-        dk: `scale dS^T Q`, summed over the heads that share a KV head; 0 for keys that no query sees.
-        dv: `P^T dO`, summed likewise.
-        delta: `rowsum(dO * O) = rowsum(dP * P)`; 0 for rows that see no key. None where an implementation does not return it.
-    """
-
-    dq: Float[Tensor, "batch heads queries dim"]
+    dq: Float[Tensor, "batch heads queries dim"]  # `scale dS K`; 0 for rows that see no key
+    # `scale dS^T Q`, summed over the heads that share a KV head; 0 for keys that no query sees
     dk: Float[Tensor, "batch kv_heads keys dim"]
-    dv: Float[Tensor, "batch kv_heads keys values"]
+    dv: Float[Tensor, "batch kv_heads keys values"]  # `P^T dO`, summed likewise
+    # `rowsum(dO * O) = rowsum(dP * P)`; 0 for rows that see no key. None where an implementation does not return it
     delta: Float[Tensor, "batch heads queries"] | None
 
 
@@ -94,25 +81,18 @@ class KernelArithmetic(Generic[AnyPrecision]):
 
     Forward, `br` changes no bit of a row. Backward, `br` and `query_order` decide the order in which dK and dV are added up, `bc`
     and `order` that of dQ. None is what is not known, and `why` says why.
-
-    Attributes:
-        softmax, recompute: the recurrence of a forward pass, and what a backward pass computes again.
-        tiling: all of the order but `query_order`, where nothing of it is left to choose.
-        order: of the tiles of keys. Additions by atomics have none: `Order.RANDOM` draws one.
-        query_order: of the tiles of queries; with `tiling` None where it is the same.
-        turns: with `tiling`, an order of query tiles for each tile of keys.
     """
 
     precision: AnyPrecision
-    softmax: OnlineSoftmax = OnlineSoftmax(exp=Exponential.EXP2)
-    recompute: Recompute = Recompute(exponential=Exponential.EXP2)
-    tiling: Tiling | None = None
+    softmax: OnlineSoftmax = OnlineSoftmax(exp=Exponential.EXP2)  # the recurrence of a forward pass
+    recompute: Recompute = Recompute(exponential=Exponential.EXP2)  # what a backward pass computes again
+    tiling: Tiling | None = None  # all of the order but `query_order`, where nothing of it is left to choose
     br: int | None = None
     bc: int | None = None
-    order: Order | None = None
-    query_order: Order | None = None
+    order: Order | None = None  # of the tiles of keys. Additions by atomics have none: `Order.RANDOM` draws one
+    query_order: Order | None = None  # of the tiles of queries; with `tiling` None where it is the same
     splits: int | None = None
-    turns: Turns | None = None
+    turns: Turns | None = None  # with `tiling`, an order of query tiles for each tile of keys
     why: str = "it is not published"
 
 

@@ -45,27 +45,21 @@ class Width:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The algorithm of an implementation as the model sees it; the implementation declares it.
-
-    Attributes:
-        br: rows of its tile of queries; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1).
-        holds_scores: whether S and P are in memory whole.
-        packs_heads: whether heads that share k and v are rows of one tile where there is one query, and read them once.
-        bc: of a backward pass, keys in a tile of keys; None is as many as `br`.
-        recomputes_twice: whether a second pass over all tiles computes P again, and dQ, which stays on the chip. Without it, each
-            meeting of a tile of keys with a row reads and writes the running sum of dQ.
-        stores_first: whether the first tile of keys that a row meets stores its share of dQ instead of adding it to a sum.
-        scales_lse: whether the step that computes delta also reads LSE, and writes it in the units of a binary exponential.
-    """
+    """The algorithm of an implementation as the model sees it; the implementation declares it."""
 
     algorithm: Algorithm
     width: Width
-    br: int | None = None
-    holds_scores: bool = False
+    br: int | None = None  # rows of its tile of queries; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)
+    holds_scores: bool = False  # whether S and P are in memory whole
+    # Whether heads that share k and v are rows of one tile where there is one query, and read them once
     packs_heads: bool = False
-    bc: int | None = None
+    bc: int | None = None  # of a backward pass, keys in a tile of keys; None is as many as `br`
+    # Whether a second pass over all tiles computes P again, and dQ, which stays on the chip. Without it, each meeting of a tile
+    # of keys with a row reads and writes the running sum of dQ
     recomputes_twice: bool = False
+    # Whether the first tile of keys that a row meets stores its share of dQ instead of adding it to a sum
     stores_first: bool = False
+    # Whether the step that computes delta also reads LSE, and writes it in the units of a binary exponential
     scales_lse: bool = False
 
 

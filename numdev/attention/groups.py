@@ -95,18 +95,13 @@ RECOMPUTED = settings_of("recompute", Recompute)
 
 @dataclass(frozen=True)
 class AcceptedSettings:
-    """The settings that an implementation reads.
+    """The settings that an implementation reads."""
 
-    Attributes:
-        names: dotted, as `tiling.bc`.
-        family: of an implementation whose arithmetic is fixed, the policies that it has, `kernel` or `eager`; `precision` then
-            names a format alone, or with this in front of it. Empty where the policy is free, or there is none.
-        formats: those that an implementation of fixed arithmetic offers.
-    """
-
-    names: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()  # dotted, as `tiling.bc`
+    # Of an implementation whose arithmetic is fixed, the policies that it has, `kernel` or `eager`; `precision` then names a
+    # format alone, or with this in front of it. Empty where the policy is free, or there is none
     family: str = ""
-    formats: tuple[Format, ...] = ()
+    formats: tuple[Format, ...] = ()  # those that an implementation of fixed arithmetic offers
 
     def format_of(self, preset: str, option: str) -> Format:
         """The format that `precision.preset` names for fixed arithmetic: alone, or behind the name of its policies.

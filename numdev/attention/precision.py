@@ -364,9 +364,8 @@ class BackwardPrecision(Policy):
 
     WIDE = ("exponential", "delta", "difference")
     STORED = ("inputs", "probabilities", "ds", "output")
-    operations: ClassVar[
-        Mapping[str, Row]
-    ] = {  # "stored" is P as the forward pass stored it, the step `exponential` P as it is recomputed
+    # In their names "stored" is P as the forward pass stored it; the step `exponential` is P as it is recomputed.
+    operations: ClassVar[Mapping[str, Row]] = {
         "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
         "scale lse": ("exponential", Operation.MULTIPLY, SAVED, CONSTANT),
         "shift scores": ("exponential", Operation.SUBTRACT, "scores", SAVED),

@@ -240,14 +240,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Drawn(Source):
-    """Independent entries of q, k and v, in FP64, by a seed; a class for each distribution says which.
+    """Independent entries of q, k and v, in FP64, by a seed; a class for each distribution says which."""
 
-    Attributes:
-        kind: the distribution's name.
-        takes: whether a parameter can have a value, and what to give instead.
-    """
-
-    kind: Kind = field(init=False)
+    kind: Kind = field(init=False)  # the distribution's name
+    # Whether a parameter can have a value, and what to give instead
     takes: ClassVar[tuple[Callable[[float], bool], str]] = (math.isfinite, "give a finite number")
 
     def __post_init__(self) -> None:

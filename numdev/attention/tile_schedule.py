@@ -14,16 +14,11 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class Meeting:
-    """A tile of keys, and the tiles of queries that it is combined with before the next meeting begins.
+    """A tile of keys, and the tiles of queries that it is combined with before the next meeting begins."""
 
-    Attributes:
-        heads: those of the group that shares the KV head, one after the other.
-        keys: the tile of keys, whose share is added to dQ of the queries.
-        queries: the tiles of queries, whose shares are added to dK and dV of the keys in this order; together they are one range.
-    """
-
-    heads: Range
-    keys: Range
+    heads: Range  # those of the group that shares the KV head, one after the other
+    keys: Range  # the tile of keys, whose share is added to dQ of the queries
+    # The tiles of queries, whose shares are added to dK and dV of the keys in this order; together they are one range
     queries: tuple[Range, ...]
 
 
@@ -44,17 +39,12 @@ class Turns:
     Under a causal limit every program walks from the last unit to the first. Otherwise tile l of a group starts at unit l and
     wraps round, so that no two tiles of a group are at the same unit. Within a unit the tiles of queries are visited forward, and
     units begin with the first query that sees a key. Programs add their shares of dQ to one sum in the order of their arrival,
-    group after group. `numdev.attention.kernels.hopper.order` defines the same walk for
-    the kernels.
-
-    Attributes:
-        together: tiles of a group; None if all walk from the last unit to the first.
-        tile, unit: keys that a program owns, and queries that it visits in a step.
+    group after group. `numdev.attention.kernels.hopper.order` defines the same walk for the kernels.
     """
 
-    together: int | None
-    tile: int = 128
-    unit: int = 128
+    together: int | None  # tiles of a group; None if all walk from the last unit to the first
+    tile: int = 128  # keys that a program owns
+    unit: int = 128  # queries that it visits in a step
 
     def check(self, tiling: Tiling) -> None:
         """Raise BadInput unless tile and unit are multiples of the tiles, and the order of keys is the default."""

@@ -20,9 +20,10 @@ import pandas as pd
 from rich.console import Console
 
 from numdev.errors import BadInput
+from numdev.measurement.metrics import METRICS
 from numdev.report.document.export import to_csv
 from numdev.report.document.tables import printed
-from numdev.report.reading.frames import LABEL, METRIC_NAMES, SCENARIO, TITLE, Results
+from numdev.report.reading.frames import LABEL, SCENARIO, TITLE, Results
 from numdev.report.statistics import Floats, Interval, holm, ratio, sign_test, significant, typical
 from numdev.results.record import write_atomically
 
@@ -73,17 +74,13 @@ Finer formats deviate less and take more of golden's error, but of either sign, 
 class Criterion:
     """The metric and the points that are compared.
 
-    Attributes:
-        metric: one of `COMPARABLE`.
-        reference: what the metric is taken against: golden, golden_same_inputs or baseline.
-        tolerance: the ratio, at least 1, up to which a change does not matter; to count, a change must exceed it significantly.
-
     Raises:
         BadInput: for another metric or tolerance.
     """
 
-    metric: str = "rmse"
-    reference: str = "golden"
+    metric: str = "rmse"  # one of `COMPARABLE`
+    reference: str = "golden"  # what the metric is taken against: golden, golden_same_inputs or baseline
+    # The ratio, at least 1, up to which a change does not matter; to count, a change must exceed it significantly
     tolerance: float = 1.0
 
     def __post_init__(self) -> None:
@@ -201,7 +198,7 @@ def _replicates(a: pd.DataFrame | None, b: pd.DataFrame | None, criterion: Crite
     x, y = (rows[criterion.metric].to_numpy(dtype=float) for rows in (a, b))
     size_a, size_b = (typical(values.tolist()).estimate for values in (x, y))
     row: dict[str, Any] = {"replicates": min(len(x), len(y)), "a": size_a, "b": size_b}
-    first, second = (rows.reindex(columns=[*METRIC_NAMES, criterion.metric]).to_numpy(dtype=float) for rows in (a, b))
+    first, second = (rows.reindex(columns=[*METRICS, criterion.metric]).to_numpy(dtype=float) for rows in (a, b))
     if pairs and np.array_equal(first, second, equal_nan=True):
         return row | {"ratio": 1.0, "change": Change.EQUAL_BITS.value}
     bad_a, bad_b = (int(rows.reindex(columns=_BAD).to_numpy(dtype=float, na_value=0).sum()) for rows in (a, b))

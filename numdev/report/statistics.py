@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import SupportsFloat
 
@@ -83,23 +83,15 @@ def largest_share(count: int, confidence: float = 0.95) -> float:
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and its 95 % confidence interval.
-
-    Attributes:
-        estimate, low, high: NaN where there was nothing to estimate from; infinitely wide from one replicate alone.
-        count: replicates that entered.
-        excluded: values or pairs left out, because they are zero or not finite and so have no logarithm.
-        shares: what it was made from, one for each cluster; of a ratio, in logarithms.
-        logarithmic: whether `shares` are logarithms.
-    """
+    """An estimate and its 95 % confidence interval: NaN from nothing, and infinitely wide from one replicate alone."""
 
     estimate: float
     low: float
     high: float
-    count: int
-    excluded: int = 0
-    shares: tuple[Share, ...] = field(default=(), compare=False, repr=False)
-    logarithmic: bool = field(default=False, compare=False, repr=False)
+    count: int  # replicates that entered
+    excluded: int = 0  # values or pairs left out, because they are zero or not finite and so have no logarithm
+    shares: tuple[Share, ...] = field(default=(), compare=False, repr=False)  # what it was made from, one for each cluster
+    logarithmic: bool = field(default=False, compare=False, repr=False)  # whether `shares` are logarithms, as of a ratio
 
     def outside(self, low: float, high: float) -> bool:
         """Whether no value of the interval lies between two bounds."""
@@ -132,9 +124,6 @@ class Interval:
         half = (self.high - self.low) / 2
         digits = -math.floor(math.log10(half / 2))
         return max(0, 1 - first, min(digits, 3 - first))
-
-
-NOTHING = Interval(math.nan, math.nan, math.nan, 0)
 
 
 def significant(value: float, digits: int = 2) -> str:
@@ -173,7 +162,7 @@ def mean(
     for name, own in of_replicate.items():
         of_cluster.setdefault(cluster_of[name], []).append(math.fsum(own) / len(own))
     if not of_cluster:
-        return replace(NOTHING, excluded=excluded)
+        return Interval(math.nan, math.nan, math.nan, 0, excluded)
     shares = tuple(map(Share.of, of_cluster.values()))
     estimate = math.fsum(share.mean for share in shares) / len(shares)
     ends = estimate, min(share.mean - share.half for share in shares), max(share.mean + share.half for share in shares)

@@ -10,7 +10,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -63,22 +63,6 @@ class Scenario:
     stands_for: str = ""  # the row of the source's table that this scenario repeats, where the claim is on a table
 
 
-def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
-    """The scenarios of a stored study, by name.
-
-    A study whose points the command line changed is not what its source describes: all its scenarios lie beyond that.
-    """
-    scenarios = [Scenario(**own | {"role": Role(own["role"])}) for own in manifest["scenarios"]]
-    if manifest["overrides"]:
-        scenarios = [replace(own, role=Role.BEYOND) for own in scenarios]
-    return {own.name: own for own in scenarios}
-
-
-def with_overrides(text: str, manifest: Mapping[str, Any]) -> str:
-    """A title or a source of a study, and what the command line changed of its points."""
-    return f"{text}, with overrides: {' '.join(manifest['overrides'])}" if manifest["overrides"] else text
-
-
 def stored_point(key: str, labels: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
     """A point of a manifest: the key of its record, its labels, and of these facts those that are not as in a plain study.
 
@@ -102,11 +86,6 @@ def manifest_of(name: str, kind: str, title: str, points: Sequence[Mapping[str, 
     empty |= {"claims": [], "stated_claims": {}, "scenarios": [plain(Scenario("default", ""))]}
     empty |= {"settings": {}, "words": {}, "swept": None}
     return {"name": name, "kind": kind, "title": title} | empty | parts | {"points": list(points)}
-
-
-def is_old(manifest: Mapping[str, Any]) -> bool:
-    """Whether a manifest is of a numdev whose manifests had another form, so that its points cannot be read."""
-    return not {"scenarios", "overrides", "kind", "swept"} <= manifest.keys()
 
 
 @dataclass

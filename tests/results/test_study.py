@@ -25,8 +25,9 @@ from numdev.errors import BadInput, StoreError, Unsupported
 from numdev.measurement import runner
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Point, Runner
+from numdev.report.reading.frames import scenarios_of
 from numdev.results.record import Column, Record, Status, Use
-from numdev.results.store import Role, Scenario, Store, scenarios_of
+from numdev.results.store import Role, Scenario, Store
 from numdev.results.study import Shard, Study, StudyPoint, keys_of, run
 
 SMALL = Shape(queries=16, keys=16, head_dim=4)

@@ -367,9 +367,7 @@ class Weighing:
         """
         metric = self.claim.column
         own = select(rows, reference=self.claim.reference.value) if "reference" in rows else rows
-        if (
-            "tensor" in rows
-        ):  # all weights after the last step, which is what the task states, or the last that a replicate reached
+        if "tensor" in rows:  # all weights after the last step that the task states, or that a replicate reached
             own, runs = rows[rows["tensor"] == WHOLE], len(rows[["key", "seed"]].drop_duplicates())
             last = own["problem.steps"] if "problem.steps" in own else own.groupby("key")["step"].transform("max")
             own = own[own["step"] == last]

@@ -29,10 +29,10 @@ from typing import Any
 import pandas as pd
 
 from numdev.errors import NumdevError
-from numdev.report.reading.frames import Results, by_role, is_sources, of_scenario
+from numdev.report.reading.frames import Results, by_role, is_sources, of_scenario, with_overrides
 from numdev.report.reading.wording import PLAIN, Words, generality
 from numdev.report.statistics import Interval, holm, largest_share
-from numdev.results.store import Role, Scenario, with_overrides
+from numdev.results.store import Role, Scenario
 
 ALPHA = 0.05
 TREND = 0.1
@@ -136,20 +136,14 @@ class Question:
 
 @dataclass(frozen=True)
 class Finding:
-    """The verdict on a claim in one scenario, with the figure that decides, such as `9.1 [8.7, 9.5]`, and a sentence.
-
-    Attributes:
-        p: of the verdict, adjusted for the number of questions in its table; NaN where there is nothing to test.
-        over: what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`.
-        beside: the verdict by another metric than the source's.
-    """
+    """The verdict on a claim in one scenario, with the figure that decides, such as `9.1 [8.7, 9.5]`, and a sentence."""
 
     verdict: Verdict
     figure: str
     sentence: str
-    p: float = math.nan
-    over: str = ""
-    beside: Finding | None = None
+    p: float = math.nan  # of the verdict, adjusted for the number of questions in its table; NaN where there is nothing to test
+    over: str = ""  # what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`
+    beside: Finding | None = None  # the verdict by another metric than the source's
 
     @property
     def verdict_text(self) -> str:
@@ -161,22 +155,16 @@ class Finding:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence of one scenario's rows for a claim, before it is known how many others are judged beside it.
+    """The evidence of one scenario's rows for a claim, before it is known how many others are judged beside it."""
 
-    Attributes:
-        figure, sentence: as in `Finding`.
-        questions: the claim holds if all of them do, and fails if one fails; without any it is undecided.
-        beside: the evidence by RMSE, which sees every element; it has no sentence.
-        says: words that stand before the sentence, by verdict.
-        seen: the verdict where the claim is about the measured runs alone, so that nothing is inferred; then it has no questions.
-    """
-
-    figure: str
+    figure: str  # as in `Finding`, and so is the sentence
     sentence: str
-    questions: tuple[Question, ...] = ()
-    beside: Evidence | None = None
-    says: Mapping[Verdict, str] = field(default_factory=dict)
-    seen: Verdict | None = None
+    questions: tuple[Question, ...] = ()  # the claim holds if all of them do, and fails if one fails; without any it is undecided
+    beside: Evidence | None = None  # the evidence by RMSE, which sees every element; it has no sentence
+    says: Mapping[Verdict, str] = field(default_factory=dict)  # words that stand before the sentence, by verdict
+    seen: Verdict | None = (
+        None  # where the claim is about the measured runs alone, so that nothing is inferred; no questions then
+    )
 
     def each(self) -> Iterator[Evidence]:
         """All that has a p-value of its own: this, and what is judged beside it."""
@@ -224,20 +212,15 @@ def count(evidence: Iterable[Evidence]) -> int:
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence that measurements can bear out or not; see `numdev.results.claim.ClaimStatement`.
-
-    Attributes:
-        test: weighs it on the rows of one scenario, or of all where `across`.
-        words: for the operation of which it speaks.
-    """
+    """One sentence that measurements can bear out or not; see `numdev.results.claim.ClaimStatement`."""
 
     name: str
     figure: str
     text: str
     source: str
-    test: Callable[[pd.DataFrame], Evidence]
+    test: Callable[[pd.DataFrame], Evidence]  # weighs it on the rows of one scenario, or of all where `across`
     across: bool = False
-    words: Words = PLAIN
+    words: Words = PLAIN  # for the operation of which it speaks
     table: str = ""
 
     @property
@@ -262,18 +245,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimResult:
-    """A claim judged in every scenario of one study, the source's own first.
-
-    Attributes:
-        source: of the claim, and what the command line changed of the study.
-        questions: those of its table.
-    """
+    """A claim judged in every scenario of one study, the source's own first."""
 
     claim: Claim
     study: str
-    source: str
+    source: str  # of the claim, and what the command line changed of the study
     findings: dict[Scenario, Finding]
-    questions: int = 0
+    questions: int = 0  # those of its table
 
     @property
     def main(self) -> Scenario:

@@ -19,7 +19,7 @@ from numdev.report.document.tables import bad_outputs, failures, points_table
 from numdev.report.reading.frames import ROLES, SHIPPED, SPEED, TRAINING, Results, is_own, of_scenario
 from numdev.report.reading.wording import Words, circumstances
 from numdev.report.studies.registry import CHAPTERS, WORDS, Chapter, chapter_of, words_of
-from numdev.report.studies.speed import frame, latest, of_attention
+from numdev.report.studies.speed import latest, of_attention
 from numdev.report.studies.training import run_table
 from numdev.results.record import Use
 
@@ -30,17 +30,11 @@ _FIGURE = re.compile(r"Golden et al\. 2024, .*?(Figure \w+)")
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a report about one kind of measurement.
+    """The part of a report about one kind of measurement."""
 
-    Attributes:
-        results: of one kind.
-        claims: judged on them, all in one table: p-values are adjusted within a part.
-        figures: that were drawn, by study.
-    """
-
-    results: Results
-    claims: Sequence[ClaimResult] = ()
-    figures: Mapping[str, Sequence[Picture]] = field(default_factory=dict)
+    results: Results  # of one kind
+    claims: Sequence[ClaimResult] = ()  # judged on them, all in one table: p-values are adjusted within a part
+    figures: Mapping[str, Sequence[Picture]] = field(default_factory=dict)  # that were drawn, by study
 
     @property
     def is_own(self) -> bool:
@@ -221,13 +215,13 @@ def _section(chapter: Chapter, part: Part, claims: Sequence[Mapping[str, Any]]) 
 
 def _tables(chapter: Chapter, results: Results, *, with_claims: bool) -> Iterator[dict[str, Any]]:
     """The runs of training; of a study without a claim its speed or the deviation of every point."""
-    study, timed = chapter.study, of_attention(frame(results))
+    study, timed = chapter.study, of_attention(results, chapter.study)
     if chapter.operation == TRAINING:
         name, table = "runs", run_table(results, study)
     elif with_claims and not chapter.with_points:
         return
-    elif (timed["study"] == study).any():
-        name, table = "points", latest(timed[timed["study"] == study]).drop(columns="study")
+    elif len(timed):
+        name, table = "points", latest(timed).drop(columns="study")
     else:
         name, table = "points", points_table(results, study)
     if len(table):

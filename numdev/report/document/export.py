@@ -104,16 +104,7 @@ def to_parquet(table: pd.DataFrame) -> bytes:
 
 def to_csv(table: pd.DataFrame) -> bytes:
     """Writes numbers with nine significant digits, more than a metric of a rounded result has."""
-    own = {name: _digits(column) for name, column in table.items()}
-    return pd.DataFrame(own, columns=table.columns).to_csv(index=False, lineterminator="\n").encode()
-
-
-def _digits(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Numbers as nine digits: pandas' `float_format` takes three times as long, a third of a report of 20,000 points."""
-    if column.dtype != np.float64:
-        return column
-    texts = np.array(list(map("%.9g".__mod__, column.tolist())), dtype=object)
-    return pd.Series(texts, column.index, dtype=object).mask(column.isna(), "")
+    return table.to_csv(index=False, lineterminator="\n", float_format="%.9g").encode()
 
 
 def summarise(results: Results) -> pd.DataFrame:

@@ -13,31 +13,23 @@ from numdev.errors import BadInput
 from numdev.report.claims.verdicts import ClaimResult
 from numdev.report.figures.plot import Plot, plot_of
 from numdev.report.figures.theme import to_png, to_svg
-from numdev.report.reading.frames import SPEED, TITLE, TRAINING, Results
+from numdev.report.reading.frames import SPEED, TITLE, TRAINING, Results, with_overrides
 from numdev.report.reading.view import tidy
 from numdev.report.studies.registry import FIGURES, own_plots
-from numdev.report.studies.speed import SPEED_FIGURES, frame, of_attention
+from numdev.report.studies.speed import SPEED_FIGURES, of_attention
 from numdev.results.record import write_atomically
-from numdev.results.store import with_overrides
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure, drawn by `plot` from `rows`.
-
-    Attributes:
-        path: of its files, without the suffix.
-        title: that of the plot unless given.
-        findings: sentences that end its description.
-        about: its description below it in a document, where the title says less.
-    """
+    """A figure, drawn by `plot` from `rows`."""
 
     plot: Plot
     rows: pd.DataFrame
-    path: Path = Path()
-    title: str = ""
-    findings: tuple[str, ...] = ()
-    about: str = ""
+    path: Path = Path()  # of its files, without the suffix
+    title: str = ""  # that of the plot unless given
+    findings: tuple[str, ...] = ()  # sentences that end its description
+    about: str = ""  # its description below it in a document, where the title says less
 
     @property
     def caption(self) -> str:
@@ -57,16 +49,6 @@ class Picture:
         write_atomically(self.path.with_name(f"{self.path.name}.png"), to_png(figure))
         write_atomically(self.svg, to_svg(figure, self.caption, self.alt))
         return self
-
-
-def figure_of(results: Results, plot: Mapping[str, Any]) -> Picture:
-    """The figure that somebody asks for of some studies and sweeps of one kind, over every column that they have.
-
-    Raises:
-        BadInput: for a name that they do not have.
-    """
-    rows = tidy(results)
-    return Picture(plot_of(rows, plot), rows)
 
 
 def write_figures(
@@ -120,36 +102,23 @@ def _picture(results: Results, study: str, name: str) -> Picture | str:
     plots = FIGURES | SPEED_FIGURES | own_plots(results.manifests[study])
     if name and name not in plots:
         return f"there is no figure {name}; there are {', '.join(plots)}"
-    picture: Picture | None
-    if not name:
-        try:
-            picture = usual(results, study)
-        except BadInput as error:
-            return f"its figure is not drawn: {error}"
-    elif name in SPEED_FIGURES:
-        rows = of_attention(frame(results))
-        picture = Picture(plots[name], rows[rows["study"] == study])
+    if name:
+        rows = of_attention(results, study) if name in SPEED_FIGURES else results.study(study, plots[name].table)
     else:
-        picture = Picture(plots[name], results.study(study, plots[name].table), about=plots[name].alt)
-    if picture is None or picture.rows.empty:
-        return f"nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn"
-    if lacking := picture.plot.lacks(picture.rows):
-        return f"figure {name} needs points with the labels {', '.join(lacking)}"
-    return picture
-
-
-def usual(results: Results, study: str) -> Picture | None:
-    """The figure that a study describes, each scenario in a panel unless the file says otherwise; else, as of a sweep, its metric
-    over its axes. None where nothing is measured.
-
-    Raises:
-        BadInput: if the rows do not have what the study describes, or have more lines than can be told apart.
-    """
-    view = results.manifests[study].get("plot") or {}
-    rows = tidy(results, results.primary.where(study=study))
+        rows = tidy(results, results.primary.where(study=study))
     if rows.empty:
-        return None
-    shown = {view.get("x"), *view.get("colour", ()), *view.get("facet", ())}
-    if view and TITLE not in shown and rows[TITLE].nunique() > 1:
-        view = {**view, "facet": [TITLE, *view.get("facet", ())]}
-    return Picture(plot_of(rows, view), rows)
+        return f"nothing is measured, so {f'figure {name}' if name else 'its figure'} is not drawn"
+    try:
+        plot = plots[name] if name else plot_of(rows, _view(results.manifests[study].get("plot") or {}, rows))
+    except BadInput as error:
+        return f"its figure is not drawn: {error}"
+    if lacking := plot.lacks(rows):
+        return f"figure {name} needs points with the labels {', '.join(lacking)}"
+    return Picture(plot, rows, about=plot.alt if name and name not in SPEED_FIGURES else "")
+
+
+def _view(plot: Mapping[str, Any], rows: pd.DataFrame) -> Mapping[str, Any]:
+    """What a study says of its figure; each scenario has a panel unless it says otherwise."""
+    shown = {plot.get("x"), *plot.get("colour", ()), *plot.get("facet", ())}
+    apart = plot and TITLE not in shown and rows[TITLE].nunique() > 1
+    return {**plot, "facet": [TITLE, *plot.get("facet", ())]} if apart else plot

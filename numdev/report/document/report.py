@@ -13,11 +13,13 @@ from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.report.claims.verdicts import ClaimResult, judge, unknown
 from numdev.report.document.context import Part
 from numdev.report.document.export import write_tables
-from numdev.report.document.figures import figure_of, write_figures
+from numdev.report.document.figures import Picture, write_figures
 from numdev.report.document.tables import bad_outputs, claims_table, failures, printed
+from numdev.report.figures.plot import plot_of
 from numdev.report.reading.frames import SPEED, TRAINING, Results, load
+from numdev.report.reading.view import tidy
 from numdev.report.studies.registry import claims_of
-from numdev.report.studies.speed import frame, latest, of_attention
+from numdev.report.studies.speed import latest, of_attention
 from numdev.results.record import write_atomically
 from numdev.results.store import Store
 
@@ -40,17 +42,9 @@ def make_report(
     them but speed, and beside studies of a paper what `numdev train` and `numdev speed` left in the folders `training` and
     `speed` of `results`.
 
-    Args:
-        results: folder of a `Store`.
-        out: folder of the report; files of the same name are replaced.
-        studies: their names; all unless given.
-        console: where to print.
-        kind: of measurement, the only one on which to report; every kind unless given.
-        formats: beside the tables and figures: of `pdf`, report.pdf; of `html`, report.html, one file with the claims, the
-            figures and a table of the rows; of `csv`, results.csv in place of results.parquet.
-        plot: a figure beside the others, as `numdev.report.figures.plot.plot_of` takes it.
-        title: of the documents; names what was measured unless given.
-        author: of the documents.
+    All studies and kinds are reported unless some are given. Of `formats`, `pdf` adds report.pdf, `html` report.html, one file
+    with claims, figures and a table of the rows, and `csv` has results.csv in place of results.parquet. `plot` is a figure beside
+    the others, as `numdev.report.figures.plot.plot_of` takes it; without a `title` the documents name what was measured.
 
     Returns:
         Whether every output is finite and a result; see `numdev.report.document.tables.bad_outputs`.
@@ -101,7 +95,10 @@ def write_part(
     results: Results, out: Path, console: Console, plot: Mapping[str, Any] | None = None, *, csv: bool = False
 ) -> tuple[Part, list[str]]:
     """Write the tables, the claims and the figures of one kind of measurement into `out`, and print; returns notes too."""
-    chosen = figure_of(results, plot) if plot else None  # checked before anything is written
+    chosen = None
+    if plot:  # checked before anything is written
+        whole = tidy(results)
+        chosen = Picture(plot_of(whole, plot), whole)
     claims = _judged(results)
     write_tables(results, claims, out, csv)
     pictures, notes = write_figures(results, claims, out / "figures", chosen)
@@ -110,7 +107,7 @@ def write_part(
         console.print(f"note: {text}", markup=False, highlight=False)
     tables = [printed(failures([results]), "Points without a full result")]
     if results.kind == SPEED:
-        tables.append(printed(latest(of_attention(frame(results))), "At the greatest length"))
+        tables.append(printed(latest(of_attention(results)), "At the greatest length"))
     for table in (*tables, claims_table(claims) if claims else None):
         if table is not None:
             console.print(table)

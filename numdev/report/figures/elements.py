@@ -23,7 +23,7 @@ from numdev.arithmetic.formats import Format
 from numdev.errors import BadInput
 from numdev.measurement.metrics import METRICS
 from numdev.report.figures.marks import TITLE, Dot, draw_rows, page, replicates, swatch
-from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, laid_out, styled, to_png, to_svg
+from numdev.report.figures.theme import BLUE, GREY, PAGE, PALE, VERMILION, freeze, styled, to_png, to_svg
 from numdev.report.reading.frames import compared
 from numdev.report.reading.wording import Wording
 from numdev.report.statistics import Interval, significant
@@ -66,7 +66,7 @@ def element_errors(x: Float[Tensor, "rows columns"], reference: Float[Tensor, "r
     return pd.DataFrame(table).assign(format=fmt.name)
 
 
-@laid_out
+@styled()
 def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden") -> Figure:
     """`D = x - r` of one matrix, in units of `u max |r|`; `elements` are those of `element_errors`.
 
@@ -82,10 +82,10 @@ def error_map(elements: pd.DataFrame, title: str = "", reference: str = "golden"
     axes.set_title(title, **TITLE)
     axes.set(xlabel="row of the output", ylabel="column of the output")
     figure.colorbar(image, ax=axes, extend="both", label=f"error in u max |{reference}|", pad=0.01)
-    return figure
+    return freeze(figure)
 
 
-@laid_out
+@styled()
 def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     """The distribution of `(x - r) / ulp(r)`, the ulp being that of the format; `elements` are those of `element_errors`.
 
@@ -101,7 +101,7 @@ def error_histogram(elements: pd.DataFrame, title: str = "") -> Figure:
     axes.set_title(_words_of(error, end), loc="right" if title else "left", fontsize=7, color=GREY)
     axes.set_xlabel(f"error in ulp of {elements['format'].iloc[0]}; grey: ± ½ ulp, one rounding to nearest")
     axes.set_ylabel("share of elements")
-    return figure
+    return freeze(figure)
 
 
 def write_errors(elements: pd.DataFrame, title: str, out: Path, suffix: str = "", reference: str = "golden") -> list[Path]:
@@ -224,6 +224,7 @@ class Scale:
         return Scale(u, max(1.0, ulp), 0.5 / max(map(len, tables)))
 
 
+@styled()
 def side_by_side(left: Side, right: Side, metric: str, fmt: Format, scale: Scale | None = None) -> Figure:
     """Maps above, histograms below them, and one metric of both over all replicates.
 
@@ -231,44 +232,43 @@ def side_by_side(left: Side, right: Side, metric: str, fmt: Format, scale: Scale
     of `Deviation`, are of each side's own output. The scale may be that of another picture.
     """
     scale = scale or Scale.of((left, right), fmt)
-    with styled():
-        figure = Figure(figsize=_SIZE)
-        spec = figure.add_gridspec(3, 2, height_ratios=(1.25, 1.1, 1.0), **_MARGINS)
-        names, dots = list[str](), list[Dot]()
-        for place, (where, side) in enumerate((("left", left), ("right", right))):
-            errors = side.errors(fmt)
-            above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
-            image: Any = _map(above, errors, scale.error_u)
-            above.set_title(side.title if len(side.title) <= 52 else f"{side.title[:51]}…", y=_TOP, **TITLE)
-            above.set_xlabel("row of O")
-            error = errors["error_ulp"].to_numpy()
-            _histogram(below, error, scale.error_ulp, scale.smallest)
-            below.set_title(_words_of(error, scale.error_ulp), loc="left", fontsize=7, color=GREY, y=_TOP)
-            below.set_xlabel(f"error in ulp of {fmt.name}; grey: ± ½ ulp")
-            below.locator_params(axis="x", nbins=5)
-            for own, words in ((above, "column of O"), (below, "share of elements")):
-                if place:
-                    own.yaxis.set_major_locator(NullLocator())
-                else:
-                    own.set_ylabel(words)
-            names += [f"{where}: {name}" for name in _SUBJECTS.values()]
-            for (subject, reference), value in side.intervals(metric).items():
-                row = place * len(_SUBJECTS) + list(_SUBJECTS).index(subject) + _SHIFTS[reference]
-                text = significant(value.estimate) if value and math.isfinite(value.estimate) else ""
-                dots.append(Dot(row, value, _REFERENCES[reference][1], text, _BROKEN))
-        beside = spec[0, 1].get_position(figure)
-        bar = figure.add_axes((beside.x1 + 0.015, beside.y0, 0.012, beside.height))
-        figure.colorbar(image, cax=bar, extend="both", label=f"error in u, {fmt.name}")
-        last = figure.add_subplot(spec[2, :])
-        is_signed = any(dot.value is not None and dot.value.estimate < 0 for dot in dots)
-        draw_rows(last, names, dots, log=not is_signed)
-        last.xaxis.set_minor_locator(NullLocator())
-        if is_signed:
-            last.ticklabel_format(axis="x", scilimits=(-3, 4))
-            last.margins(x=0.15)
-        last.axhline(len(_SUBJECTS) - 0.5, color=GREY, linewidth=0.5)
-        last.set_xlabel(f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}")
-        last.legend(_KEYS.values(), _KEYS, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
+    figure = Figure(figsize=_SIZE)
+    spec = figure.add_gridspec(3, 2, height_ratios=(1.25, 1.1, 1.0), **_MARGINS)
+    names, dots = list[str](), list[Dot]()
+    for place, (where, side) in enumerate((("left", left), ("right", right))):
+        errors = side.errors(fmt)
+        above, below = figure.add_subplot(spec[0, place]), figure.add_subplot(spec[1, place])
+        image: Any = _map(above, errors, scale.error_u)
+        above.set_title(side.title if len(side.title) <= 52 else f"{side.title[:51]}…", y=_TOP, **TITLE)
+        above.set_xlabel("row of O")
+        error = errors["error_ulp"].to_numpy()
+        _histogram(below, error, scale.error_ulp, scale.smallest)
+        below.set_title(_words_of(error, scale.error_ulp), loc="left", fontsize=7, color=GREY, y=_TOP)
+        below.set_xlabel(f"error in ulp of {fmt.name}; grey: ± ½ ulp")
+        below.locator_params(axis="x", nbins=5)
+        for own, words in ((above, "column of O"), (below, "share of elements")):
+            if place:
+                own.yaxis.set_major_locator(NullLocator())
+            else:
+                own.set_ylabel(words)
+        names += [f"{where}: {name}" for name in _SUBJECTS.values()]
+        for (subject, reference), value in side.intervals(metric).items():
+            row = place * len(_SUBJECTS) + list(_SUBJECTS).index(subject) + _SHIFTS[reference]
+            text = significant(value.estimate) if value and math.isfinite(value.estimate) else ""
+            dots.append(Dot(row, value, _REFERENCES[reference][1], text, _BROKEN))
+    beside = spec[0, 1].get_position(figure)
+    bar = figure.add_axes((beside.x1 + 0.015, beside.y0, 0.012, beside.height))
+    figure.colorbar(image, cax=bar, extend="both", label=f"error in u, {fmt.name}")
+    last = figure.add_subplot(spec[2, :])
+    is_signed = any(dot.value is not None and dot.value.estimate < 0 for dot in dots)
+    draw_rows(last, names, dots, log=not is_signed)
+    last.xaxis.set_minor_locator(NullLocator())
+    if is_signed:
+        last.ticklabel_format(axis="x", scilimits=(-3, 4))
+        last.margins(x=0.15)
+    last.axhline(len(_SUBJECTS) - 0.5, color=GREY, linewidth=0.5)
+    last.set_xlabel(f"{Wording().metric(metric, '', 'golden')}, {METRICS[metric][0]}")
+    last.legend(_KEYS.values(), _KEYS, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     return figure
 
 

@@ -33,26 +33,18 @@ from numdev.results.store import Role
 
 @dataclass(frozen=True)
 class Plot:
-    """One kind of figure.
+    """One kind of figure."""
 
-    Attributes:
-        draw: rows of one study in, the figure out.
-        alt: what it shows, for those who cannot see it.
-        needs: the labels without which there is nothing to draw.
-        title: of a figure that is not its study's first, which has the study's title.
-        table: of the records whose rows it draws; empty for the primary one.
-    """
+    draw: Callable[[pd.DataFrame], Figure]  # rows of one study in, the figure out
+    alt: str  # what it shows, for those who cannot see it
+    needs: tuple[str, ...] = ()  # the labels without which there is nothing to draw
+    title: str = ""  # of a figure that is not its study's first, which has the study's title
+    table: str = ""  # of the records whose rows it draws; empty for the primary one
 
-    draw: Callable[[pd.DataFrame], Figure]
-    alt: str
-    needs: tuple[str, ...] = ()
-    title: str = ""
-    table: str = ""
-
+    @styled()
     def __call__(self, rows: pd.DataFrame) -> Figure:
         """The figure, laid out."""
-        with styled():
-            return freeze(self.draw(rows))
+        return freeze(self.draw(rows))
 
     def lacks(self, rows: pd.DataFrame) -> list[str]:
         """The labels that the figure needs and the rows lack."""
@@ -99,38 +91,25 @@ class Sketch:
     """What a study's file states of a figure.
 
     What it does not name is averaged over, as in claims; `main` of formats is BF16, or the narrowest, of which a claim speaks.
-
-    Attributes:
-        x: a column, or its name on the command line.
-        y: metrics by their words, as `output.metric`, or without an output those of the primary one.
-        text: of the axis of x, and of that of the metrics, with units.
-        colour: columns, each combination of whose values has a line, the first one by its colour; `quantity` for the metrics.
-        facet: columns, each combination of whose values has a panel.
-        where: values of columns, to which the figure keeps.
-        reference: of the metrics.
-        over: values of columns of other rows of a point and replicate, by whose metric that of the drawn ones is divided.
-        in_u: whether metrics are in units of u of the format.
-        names: words for values.
-        shades: colours of values, beside those that mean the same in every figure.
-        symbol: of x; with it every line states its exponent.
-        at: values of the metric that have a line, with words.
-        band: values of it between which there is a band.
     """
 
-    x: str = ""
+    x: str = ""  # a column, or its name on the command line
+    # Metrics by their words, as `output.metric`, or without an output those of the primary one
     y: Mapping[str, str] = field(default_factory=dict)
-    text: tuple[str, str] = ("", "")
+    text: tuple[str, str] = ("", "")  # of the axis of x, and of that of the metrics, with units
+    # Columns, each combination of whose values has a line, the first one by its colour; `quantity` for the metrics
     colour: Sequence[str] = ()
-    facet: Sequence[str] = (TITLE,)
-    where: Mapping[str, Any] = field(default_factory=dict)
-    reference: str = "golden"
+    facet: Sequence[str] = (TITLE,)  # columns, each combination of whose values has a panel
+    where: Mapping[str, Any] = field(default_factory=dict)  # values of columns, to which the figure keeps
+    reference: str = "golden"  # of the metrics
+    # Values of columns of other rows of a point and replicate, by whose metric that of the drawn ones is divided
     over: Mapping[str, str] = field(default_factory=dict)
-    in_u: bool = False
-    names: Mapping[str, str] = field(default_factory=dict)
-    shades: Mapping[str, str] = field(default_factory=dict)
-    symbol: str = ""
-    at: Mapping[float, str] = field(default_factory=dict)
-    band: tuple[float, float] | None = None
+    in_u: bool = False  # whether metrics are in units of u of the format
+    names: Mapping[str, str] = field(default_factory=dict)  # words for values
+    shades: Mapping[str, str] = field(default_factory=dict)  # colours of values, beside those that mean the same in every figure
+    symbol: str = ""  # of x; with it every line states its exponent
+    at: Mapping[float, str] = field(default_factory=dict)  # values of the metric that have a line, with words
+    band: tuple[float, float] | None = None  # values of it between which there is a band
 
     def selected(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows of the lines, scenarios by role and formats from the narrowest, with `VALUE` and `QUANTITY`."""
@@ -225,11 +204,9 @@ _Cells = Mapping[Any, Interval | None]  # of a line, by x
 
 
 def plot_of(frame: pd.DataFrame, plot: Mapping[str, Any]) -> Plot:
-    """The figure of a table.
+    """The figure of a table: of results, as `numdev.report.reading.view` makes them, or of one study.
 
-    Args:
-        frame: rows of results, as `numdev.report.reading.view` makes them, or of one study.
-        plot: what the figure shows: `x`, `y`, `colour`, `facet`, `reference`; the rest is chosen by what differs in the table.
+    `plot` states `x`, `y`, `colour`, `facet` or `reference`; the rest is chosen by what differs in the table.
 
     Raises:
         BadInput: for a column that the table does not have, and for more lines or panels than one can tell apart.
@@ -320,10 +297,11 @@ def _titles(selection: Shown, facets: Sequence[Key], words: Wording) -> list[tup
 
 
 def _groups(rows: pd.DataFrame, columns: tuple[str, ...]) -> dict[Key, pd.DataFrame]:
-    """Rows by the values of some columns, all without one: numbers ascending, others as they appear, a missing one last."""
+    """Rows by the values of some columns, all without one: numbers ascending, others as they appear, then None."""
     if not columns:
         return {(): rows}
-    groups = {tuple(map(_plain, key)): own for key, own in rows.groupby(list(columns), sort=False, dropna=False)}
+    each = rows.groupby(list(columns), sort=False, dropna=False)
+    groups = {tuple(None if pd.isna(value) else value for value in key): own for key, own in each}
     first: list[dict[Any, int]] = [{} for _ in columns]
     for key in groups:
         for known, value in zip(first, key, strict=True):
@@ -334,11 +312,6 @@ def _groups(rows: pd.DataFrame, columns: tuple[str, ...]) -> dict[Key, pd.DataFr
         return [(v is None, v if n and v is not None else own[v]) for v, n, own in zip(key, numeric, first, strict=True)]
 
     return {key: groups[key] for key in sorted(groups, key=place)}
-
-
-def _plain(value: Any) -> Any:
-    """A value by which groups are told apart: every missing one is None."""
-    return None if pd.isna(value) else value
 
 
 def _is_broken(interval: Interval | None) -> bool:

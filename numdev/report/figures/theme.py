@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
 from html import escape
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-
-_P = ParamSpec("_P")
 
 # Every colour of every figure. One colour has one meaning in a whole document, and no other module names one.
 # The hues of Okabe & Ito and of Paul Tol: told apart with any colour vision, and in print.
@@ -50,30 +47,19 @@ _STYLE = mpl.rc_params_from_file(Path(__file__).with_name("numdev.mplstyle"), us
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Matplotlib's own defaults and the style above, whatever the user's settings are."""
+    """Matplotlib's own defaults and the style above, whatever the user's settings are; also a decorator of what draws."""
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(_STYLE)
         yield
 
 
+@styled()
 def freeze(figure: Figure) -> Figure:
     """Lays the figure out once, so that PNG and SVG agree."""
-    with styled():
-        figure.draw_without_rendering()
+    figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure
-
-
-def laid_out(draw: Callable[_P, Figure]) -> Callable[_P, Figure]:
-    """A drawing function in the style, its figure laid out."""
-
-    @wraps(draw)
-    def drawn(*args: _P.args, **kwargs: _P.kwargs) -> Figure:
-        with styled():
-            return freeze(draw(*args, **kwargs))
-
-    return drawn
 
 
 def to_png(figure: Figure) -> bytes:
@@ -89,10 +75,10 @@ def to_svg(figure: Figure, title: str, alt: str) -> bytes:
     return f"{head}{named}\n <desc>{escape(alt, quote=False)}</desc>{body}{_circles(figure)}{end}{rest}".encode()
 
 
+@styled()
 def _saved(figure: Figure, kind: str, metadata: Any) -> bytes:
     buffer = io.BytesIO()
-    with styled():
-        figure.savefig(buffer, format=kind, metadata=metadata)
+    figure.savefig(buffer, format=kind, metadata=metadata)
     return buffer.getvalue()
 
 

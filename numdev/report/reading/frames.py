@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
@@ -18,10 +18,10 @@ from numdev.errors import BadInput
 from numdev.measurement.deviation import COLUMNS as DEVIATION_COLUMNS
 from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.deviation import KIND as DEVIATION
-from numdev.measurement.metrics import METRICS, NONFINITE
+from numdev.measurement.metrics import NONFINITE
 from numdev.measurement.speed import derived
 from numdev.results.record import Column, Record, Use
-from numdev.results.store import Role, Scenario, Store, is_old, scenarios_of
+from numdev.results.store import Role, Scenario, Store
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
 LABEL = "label."  # before the name of an axis: the point's place on it
@@ -37,7 +37,6 @@ ROLES = {
 FORMATS = ("e5m2", "e4m3fn", "bf16", "fp16", "tf32", "fp32", "fp64")  # from few mantissa bits to many
 PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
-METRIC_NAMES = list(METRICS)
 COUNTER = "counter."
 DEFAULTS = "defaults"  # the name of a point that states nothing
 
@@ -60,6 +59,22 @@ _REPEATED = (
     *("variant.forward.precision.values", "variant.forward.precision.accumulator", "baseline.precision.name"),
 )
 """Prefixes of the columns of a point that its rows repeat, beside its place and facts; points.csv has all columns."""
+
+
+def scenarios_of(manifest: Mapping[str, Any]) -> dict[str, Scenario]:
+    """The scenarios of a stored study, by name.
+
+    A study whose points the command line changed is not what its source describes: all its scenarios lie beyond that.
+    """
+    scenarios = [Scenario(**own | {"role": Role(own["role"])}) for own in manifest["scenarios"]]
+    if manifest["overrides"]:
+        scenarios = [replace(own, role=Role.BEYOND) for own in scenarios]
+    return {own.name: own for own in scenarios}
+
+
+def with_overrides(text: str, manifest: Mapping[str, Any]) -> str:
+    """A title or a source of a study, and what the command line changed of its points."""
+    return f"{text}, with overrides: {' '.join(manifest['overrides'])}" if manifest["overrides"] else text
 
 
 def ordered(rows: pd.DataFrame) -> list[Scenario]:
@@ -98,22 +113,11 @@ def compared(rows: pd.DataFrame, subject: str = "variant", reference: str = "") 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one table of some records; the columns of their points are joined to the part of them that is read.
+    """The rows of one table of some records; the columns of their points are joined to the part of them that is read."""
 
-    Attributes:
-        points: a row for each point.
-        own: what the records say.
-        point: for each row, the place of its point in `points`.
-    """
-
-    points: pd.DataFrame
-    own: pd.DataFrame
-    point: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, table: pd.DataFrame) -> Rows:
-        """The rows of a table that has all columns."""
-        return cls(pd.DataFrame(index=[0]), table, np.zeros(len(table), dtype=np.int32))
+    points: pd.DataFrame  # a row for each point
+    own: pd.DataFrame  # what the records say
+    point: NDArray[np.int32]  # for each row, the place of its point in `points`
 
     def __len__(self) -> int:
         return len(self.own)
@@ -155,29 +159,23 @@ class Rows:
 
 @dataclass(frozen=True)
 class Results:
-    """The rows, points and manifests that a report is made from.
+    """The rows, points and manifests that a report is made from."""
 
-    Attributes:
-        primary: the rows of the primary table of each point's record. Of deviations one per (study, scenario, point, seed,
-            subject, output, reference), with every metric; rows of a baseline repeat under every point of its problem.
-        points: one row per point of a study: how it ended, its labels, its configuration with dotted names and what follows from
-            it, its counters as means over seeds, the number of its environment, and the seconds that it took.
-        manifests: the studies' manifests by name.
-        environments: the different environments, in the order in which points need them.
-        notes: what the reader should know: points missing, damaged files.
-        columns: what the records say of the columns of their tables, by name; those of `counters` with `counter.` in front.
-        further: rows of other tables of the records by the table's name; none of deviations and of speed.
-        facts: the columns that follow from configurations.
-    """
-
+    # The rows of the primary table of each point's record. Of deviations one per (study, scenario, point, seed, subject, output,
+    # reference), with every metric; rows of a baseline repeat under every point of its problem
     primary: Rows
+    # One row per point of a study: how it ended, its labels, its configuration with dotted names and what follows from it, its
+    # counters as means over seeds, the number of its environment, and the seconds that it took
     points: pd.DataFrame
-    manifests: dict[str, dict[str, Any]]
+    manifests: dict[str, dict[str, Any]]  # the studies' manifests by name
+    # The different environments, in the order in which points need them
     environments: list[dict[str, str]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what the reader should know: points missing, damaged files
+    # What the records say of the columns of their tables, by name; those of `counters` with `counter.` in front
     columns: dict[str, Column] = field(default_factory=dict)
+    # Rows of other tables of the records by the table's name; none of deviations and of speed
     further: dict[str, Rows] = field(default_factory=dict)
-    facts: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()  # the columns that follow from configurations
 
     @property
     def kind(self) -> str:
@@ -223,7 +221,7 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
     columns = {column.name: column for column in DEVIATION_COLUMNS if kind in (None, DEVIATION)}
     for name, manifest in manifests.items():
         scenarios, missing = scenarios_of(manifest), 0
-        for point in _distinct_points(manifest):
+        for point in {json.dumps(one, sort_keys=True): one for one in manifest["points"]}.values():  # a grid may meet one again
             record = store.get(point["key"])
             if record is None:
                 missing += 1
@@ -270,7 +268,7 @@ _COMMANDS = {DEVIATION: "numdev measure study=fig3", SPEED: "numdev speed study=
 def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> dict[str, dict[str, Any]]:
     manifests = store.studies()
     for name in studies or manifests:
-        if name in manifests and is_old(manifests[name]):
+        if name in manifests and not {"scenarios", "overrides", "kind", "swept"} <= manifests[name].keys():
             hint = f"it holds {name} as an older numdev stored it; run the study again, or give another folder"
             raise BadInput("results", str(store.path), hint)
     kept = {name: manifest for name, manifest in manifests.items() if kind in (None, manifest["kind"])}
@@ -287,12 +285,6 @@ def _chosen(store: Store, studies: Sequence[str] | None, kind: str | None) -> di
             also = f"; {name} is of the kind {manifests[name]['kind']}" if name in manifests else ""
             raise BadInput("study", name, f"{store.path} holds {', '.join(kept)}{also}")
     return {name: kept[name] for name in studies or kept}
-
-
-def _distinct_points(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The points of a manifest, each once, however often a grid meets it."""
-    whole = ((json.dumps(point, sort_keys=True).encode(), point) for point in manifest["points"])
-    return list({hashlib.sha256(text).digest(): point for text, point in whole}.values())  # the texts take more than the points
 
 
 def _of_record(record: Record) -> dict[str, Any]:

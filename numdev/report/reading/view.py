@@ -40,44 +40,27 @@ _Codes = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class View:
-    """The metric, the axis, and the columns that tell lines and panels apart.
+    """The metric, the axis, and the columns that tell lines and panels apart."""
 
-    Attributes:
-        x: what the metric is drawn over.
-        y: the metric, such as `rmse` of the primary output or `out.max_difference`.
-        colour: what the lines of a panel differ in, one or several names.
-        facet: what the panels differ in, one or several names.
-        reference: what the metric is taken against: golden, golden_same_inputs or baseline.
-    """
-
-    x: str
-    y: str
-    colour: tuple[str, ...] = ()
-    facet: tuple[str, ...] = ()
-    reference: str = ""
+    x: str  # what the metric is drawn over
+    y: str  # the metric, such as `rmse` of the primary output or `out.max_difference`
+    colour: tuple[str, ...] = ()  # what the lines of a panel differ in, one or several names
+    facet: tuple[str, ...] = ()  # what the panels differ in, one or several names
+    reference: str = ""  # what the metric is taken against: golden, golden_same_inputs or baseline
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The rows that a view shows, with the names of their columns.
+    """The rows that a view shows, with the names of their columns."""
 
-    Attributes:
-        rows: of the table, those of one comparison unless the view spreads it out, with the columns that are drawn.
-        x, metric: columns.
-        colour, facet: columns, which may be none.
-        split: further columns in which points differ that a line would join; each value has a line of its own.
-        output: whose metric it is; empty where rows state none, or where the view spreads them out.
-        reference: what it is taken against; empty likewise.
-    """
-
-    rows: pd.DataFrame
+    rows: pd.DataFrame  # those of one comparison unless the view spreads it out, with the columns that are drawn
     x: str
     metric: str
     colour: tuple[str, ...] = ()
     facet: tuple[str, ...] = ()
-    split: tuple[str, ...] = ()
-    output: str = ""
-    reference: str = ""
+    split: tuple[str, ...] = ()  # further columns in which points differ that a line would join; each value has a line of its own
+    output: str = ""  # whose metric it is; empty where rows state none, or where the view spreads them out
+    reference: str = ""  # what it is taken against; empty likewise
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -127,12 +110,7 @@ def tidy(results: Results, chosen: NDArray[np.bool_] | None = None, names: Seque
     """The rows of some results with the labels of all their points, and with the words for its columns in `attrs`.
 
     A column `label.<name>` has what any point states of a setting; of a point of a sweep that states nothing, the value that it
-    was composed of.
-
-    Args:
-        results: of one kind or several.
-        chosen: which rows, all unless given.
-        names: the other columns, all unless given.
+    was composed of. `chosen` are the rows, and `names` the other columns, all unless given.
     """
     rows = results.primary
     table = rows.frame(chosen, names).reset_index(drop=True)
@@ -355,16 +333,11 @@ def _usual_metric(frame: pd.DataFrame) -> str:
 def split(rows: pd.DataFrame, x: str, drawn: Sequence[str], *, with_baseline: bool) -> tuple[pd.DataFrame, list[str]]:
     """The fewest further columns by which no line joins points that differ in a setting, and the rows with these columns.
 
+    `drawn` tell lines and panels apart already, and `with_baseline` says whether the settings of the baseline matter too.
     Points of a line may differ in x, and in what follows from it: no point of a study states the setting, and it has one value
     wherever what they state agrees, as the tile follows from a size of on-chip memory. Such a value is missing from the column,
     and so is the setting of a variant in rows of a baseline that stands beside several. Of several records of one replicate of a
     mark, as those of a point in two studies, the first counts.
-
-    Args:
-        rows: of one figure.
-        x: the column along a line.
-        drawn: the columns that tell lines and panels apart.
-        with_baseline: whether the settings of the baseline matter too.
     """
     labels = _differing(rows, LABEL)
     titles = [TITLE] if differs(rows, TITLE) and bool((rows[TITLE].fillna("") != "").all()) else []

@@ -18,17 +18,11 @@ _VALUES = {"subject": {"variant": "measured"}, "reference": _REFERENCES}
 
 @dataclass(frozen=True)
 class Wording:
-    """The words that a reader has for the columns of a table.
+    """The words that a reader has for the columns of a table."""
 
-    Attributes:
-        words: word and unit of settings, by name without `label.`.
-        units: of figures.
-        studies: titles of sweeps and single points, whose names nobody types.
-    """
-
-    words: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    units: Mapping[str, str] = field(default_factory=dict)
-    studies: Mapping[str, str] = field(default_factory=dict)
+    words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # word and unit of settings, by name without `label.`
+    units: Mapping[str, str] = field(default_factory=dict)  # of figures
+    studies: Mapping[str, str] = field(default_factory=dict)  # titles of sweeps and single points, whose names nobody types
 
     def name(self, column: str) -> str:
         """A setting in words; its name on the command line where nothing says more."""
@@ -102,33 +96,23 @@ def alt(shown: Shown, words: Wording) -> str:
 
 @dataclass(frozen=True)
 class Words:
-    """The words for one operation; its module in `numdev.report.studies` declares them, and any other has the defaults.
+    """The words for one operation; its module in `numdev.report.studies` declares them, and any other has the defaults."""
 
-    Attributes:
-        operation: its name in records.
-        title: of a report on it.
-        methods: the template, in `document/templates`, that explains its golden, its baseline and its algorithm; empty for none.
-        headlines: the files of figures of which the first that is drawn stands on the first page of a report.
-        always: the columns that a summary has for every point, even where all points agree.
-        inputs: what the inputs of some rows are, if it is the same in all, such as `U[0, 1)`.
-        describe: what the rows of one scenario have in common, inputs among it.
-        replicates: what the replicates of a cluster are.
-        cluster: what a cluster of replicates that are alike is.
-        findings: by claim a heading and a sentence in plain words, a template that names figures by words of scenarios' titles;
-            a report begins with the first three, and says which claims are undecided.
-        rules: how an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.verdicts.rules`.
-    """
-
-    operation: str = ""
-    title: str = "How far fast implementations deviate from exact results"
+    operation: str = ""  # its name in records
+    title: str = "How far fast implementations deviate from exact results"  # of a report on it
+    # The template, in `document/templates`, that explains its golden, its baseline and its algorithm; empty for none
     methods: str = ""
-    headlines: tuple[str, ...] = ()
-    always: tuple[str, ...] = ()
+    headlines: tuple[str, ...] = ()  # the files of figures of which the first that is drawn stands on the first page of a report
+    always: tuple[str, ...] = ()  # the columns that a summary has for every point, even where all points agree
+    # What the inputs of some rows are, if it is the same in all, such as `U[0, 1)`
     inputs: Callable[[pd.DataFrame], str] = lambda rows: ""
-    describe: Callable[[pd.DataFrame], str] = lambda rows: ""
-    replicates: str = "replicates"
-    cluster: str = "cluster"
+    describe: Callable[[pd.DataFrame], str] = lambda rows: ""  # what the rows of one scenario have in common, inputs among it
+    replicates: str = "replicates"  # what the replicates of a cluster are
+    cluster: str = "cluster"  # what a cluster of replicates that are alike is
+    # By claim a heading and a sentence in plain words, a template that names figures by words of scenarios' titles; a report
+    # begins with the first three, and says which claims are undecided
     findings: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    # How an interval becomes a verdict where a claim has a region of its own, as `numdev.report.claims.verdicts.rules`
     rules: tuple[tuple[str, str, str], ...] = ()
 
 

@@ -227,16 +227,12 @@ def _judged(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[~(rows[roles] == EntryRole.CONTROL.value).any(axis=1)]
 
 
-def _bias(rows: pd.DataFrame) -> Interval:
-    """The mean over replicates, with its sign."""
-    return _mean(select(rows, reference=SAME_INPUTS), "bias")
-
-
 def weigh_bias(rows: pd.DataFrame, *, wide: bool) -> Evidence:
     """Delta from O is biased away from zero where P V is rounded tile by tile, and not biased where O is accumulated in FP32."""
 
     def judge(own: pd.DataFrame) -> Evidence:
-        each = {made: _bias(of) for made, of in ways(own).items() if made.wide == wide and made.form == "output"}
+        chosen = {made: of for made, of in ways(own).items() if made.wide == wide and made.form == "output"}
+        each = {made: _mean(select(of, reference=SAME_INPUTS), "bias") for made, of in chosen.items()}
         if not each:
             raise Undecidable(f"nothing was measured with O accumulated in {'FP32' if wide else 'a low format'}")
         listed = "; ".join(f"{value.text()} u with {made.text}" for made, value in each.items())

@@ -29,10 +29,6 @@ def kernels(rows: pd.DataFrame) -> dict[str, EntryRole]:
     return {str(name): EntryRole.SUBJECT if pd.isna(role) else EntryRole(role) for name, role in own.itertuples(index=False)}
 
 
-def _readable(name: str) -> str:
-    return name.replace("_", " ")
-
-
 _MOST = 0.5  # a distance from the emulation below this share of the emulation's own error: most of the error is predicted
 _SIZE = 1.1  # the size of the error is predicted if it is right within a factor of this
 _LARGEST = "max_u"  # an ulp of its own would tell of elements that cancel to zero in one order of summation
@@ -40,17 +36,12 @@ _LARGEST = "max_u"  # an ulp of its own would tell of elements that cancel to ze
 
 @dataclass(frozen=True)
 class Agreement:
-    """How well the emulation predicts one kernel.
+    """How well the emulation predicts one kernel."""
 
-    Attributes:
-        distance: RMSE between kernel and emulation over that of the emulation from golden of the same inputs, by replicate in
-            `shares`.
-        size: RMSE of the kernel from golden over that of the emulation.
-        equal: share of elements that are equal to the bit; `largest` is the largest distance of one, in units of `u max |r|`.
-    """
-
+    # RMSE between kernel and emulation over that of the emulation from golden of the same inputs, by replicate in `shares`
     distance: Interval
-    size: Interval
+    size: Interval  # RMSE of the kernel from golden over that of the emulation
+    # Share of elements that are equal to the bit; `largest` is the largest distance of one, in units of `u max |r|`
     equal: Interval
     largest: float
     shares: pd.DataFrame
@@ -86,7 +77,7 @@ def weigh_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Evidence:
     names = [name for name, role in kernels(rows).items() if role is EntryRole.SUBJECT]
     if not names:
         raise Undecidable("no kernel could be measured here")
-    each = {name: {output: Agreement.of(own, name) for output, own in of_each.items()} for name in names}
+    each = {n.replace("_", " "): {output: Agreement.of(own, n) for output, own in of_each.items()} for n in names}
 
     def listed(own: dict[str, Agreement]) -> str:
         return ", ".join(f"{output} {one.text(whole=not several)}".strip() for output, one in own.items())
@@ -94,7 +85,7 @@ def weigh_validate(rows: pd.DataFrame, outputs: Sequence[str] = ()) -> Evidence:
     head = TEXTS["agreement"]["gradients" if several else "output"]
     rounded = f"gradients, rounded once, are at {listed(exact)}" if several else ""
     rounded = rounded or f"attention, rounded once, is at a distance of {exact[''].distance.text()}"
-    sentence = f"{head}: {'; '.join(f'{_readable(name)} {listed(own)}' for name, own in each.items())}. Exact {rounded}."
+    sentence = f"{head}: {'; '.join(f'{name} {listed(own)}' for name, own in each.items())}. Exact {rounded}."
     worst = max((one.distance for own in each.values() for one in own.values()), key=lambda distance: distance.estimate)
     kernel = f"{len(each)} kernel{'s' * (len(each) != 1)}"
     questions = tuple(q for own in each.values() for output, one in own.items() for q in one.questions(exact[output]))
@@ -119,7 +110,8 @@ def weigh_table3(rows: pd.DataFrame) -> Evidence:
 
     The published values have no intervals, and two of them are 2 % apart: an order that the replicates cannot tell is undecided.
     """
-    each = {name: _rmse(rows, name) for name in FA3_RMSE}
+    of_method = {name: select(rows, reference="golden", **{STANDS_FOR: name}) for name in FA3_RMSE}
+    each = {name: per_replicate(own, EVERY) for name, own in of_method.items()}
     ratios = {name: ratio(one["value"], [FA3_RMSE[name]] * len(one), one.index, one["cluster"]) for name, one in each.items()}
     order = sorted(FA3_RMSE, key=lambda name: -FA3_RMSE[name])
     pairs = [over(each[a], each[b]) for a, b in combinations(order, 2) if FA3_RMSE[a] > FA3_RMSE[b]]
@@ -135,11 +127,6 @@ def weigh_table3(rows: pd.DataFrame) -> Evidence:
     figure = f"{close} of {len(ratios)} within {_FACTOR:g}, {right} of {len(pairs)} pairs in order"
     questions = [*(Question(times, region) for times in ratios.values()), *(Question(pair, ABOVE) for pair in pairs)]
     return Evidence(figure, sentence, tuple(questions))
-
-
-def _rmse(rows: pd.DataFrame, method: str) -> pd.DataFrame:
-    """The RMSE from golden of each replicate of the scenario that stands for one row of the published table."""
-    return per_replicate(select(rows, reference="golden", **{STANDS_FOR: method}), EVERY)
 
 
 def draw_table3(rows: pd.DataFrame) -> Figure:

@@ -34,26 +34,19 @@ _LAST = 1000  # the place of a chapter whose file states none
 
 @dataclass(frozen=True)
 class Chapter:
-    """A study's part of the report; texts are Typst markup.
+    """A study's part of the report; texts are Typst markup."""
 
-    Attributes:
-        place: its place among the chapters, which is that of its claims in the table too.
-        question, measured, paper: what the study asks, on what, and what the source says.
-        by_claim: whether what is found stands under the text of each claim, where there are too many for one paragraph.
-        with_points: whether a table of the deviation of every point is shown.
-    """
-
-    place: int
+    place: int  # among the chapters, which is that of its claims in the table too
     study: str
     title: str
-    question: str
-    measured: str
-    paper: str
+    question: str  # what the study asks
+    measured: str  # on what
+    paper: str  # what the source says
     claims: tuple[Claim, ...] = ()
     figures: Mapping[str, Plot] = field(default_factory=dict)
     operation: str = "attention"
-    by_claim: bool = False
-    with_points: bool = False
+    by_claim: bool = False  # whether findings stand under the text of each claim, where they are too many for one paragraph
+    with_points: bool = False  # whether a table of the deviation of every point is shown
 
 
 WORDS: dict[str, Words] = {words.operation: words for words in (attention.WORDS, attention.BACKWARD, training.WORDS)}

@@ -61,9 +61,10 @@ def frame(results: Results) -> pd.DataFrame:
     return rows.assign(phase=phase, operation=rows["key"].map(operation), **{NAME: label})
 
 
-def of_attention(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows of `frame` that are of attention."""
-    return rows[rows["operation"] == "attention"]
+def of_attention(results: Results, study: str = "") -> pd.DataFrame:
+    """The rows of `frame` that are of attention, of one study where it is named."""
+    rows = frame(results)
+    return rows[(rows["operation"] == "attention") & (rows["study"].eq(study) | (not study))]
 
 
 def latest(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -92,19 +93,13 @@ def _text(row: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True)
 class Rung:
-    """The runs of one point: every replicate of one difference from the reference, of all weights together.
+    """The runs of one point: every replicate of one difference from the reference, of all weights together."""
 
-    Attributes:
-        name: its labels in the study, no two alike in a scenario.
-        is_judged: whether claims speak of it, which a study may decline.
-        end: the last step of its scenario.
-    """
-
-    name: str
+    name: str  # its labels in the study, no two alike in a scenario
     group: Group
-    is_judged: bool
+    is_judged: bool  # whether claims speak of it, which a study may decline
     rows: pd.DataFrame
-    end: int
+    end: int  # the last step of its scenario
 
     def has(self, setting: str, value: str) -> bool:
         """Whether a setting has a value in every run."""
@@ -238,8 +233,7 @@ def _stopped(every: Iterable[Rung]) -> str:
     return f" Runs that ended before the last step, and are left out: {listed}." if listed else ""
 
 
-def _estimate(value: Interval) -> float:
-    return value.estimate
+_estimate = attrgetter("estimate")
 
 
 def _listed(values: Mapping[str, Interval]) -> str:

@@ -272,10 +272,17 @@ def _manifest(name: str, claims: list[str], scenarios: dict[str, str], **more: A
     return head | {"scenarios": listed, "points": points} | more
 
 
+def results_of(rows: pd.DataFrame, manifest: dict[str, Any]) -> Results:
+    table = rows.assign(study=manifest["name"])
+    return Results(
+        Rows(pd.DataFrame(index=[0]), table, np.zeros(len(table), np.int32)), pd.DataFrame(), {manifest["name"]: manifest}
+    )
+
+
 def test_the_role_decides_what_comes_first_and_not_the_name() -> None:
     roles = {"uniform_end": "beyond", "strict": "control", "mine": "assumed", "never": "beyond"}
     rows = pd.concat([lengths(0.5).assign(scenario=name) for name in list(roles)[:3]])
-    results = Results(Rows.of(rows.assign(study="s")), pd.DataFrame(), {"s": _manifest("s", ["fig5a", "mine"], roles)})
+    results = results_of(rows, _manifest("s", ["fig5a", "mine"], roles))
     (found,) = judge(results)
     assert [scenario.name for scenario in found.findings] == ["mine", "uniform_end", "never", "strict"]
     assert (found.main.name, [scenario.name for scenario in found.chief]) == ("mine", ["mine"])
@@ -287,12 +294,12 @@ def test_verdicts_of_a_table_are_adjusted_together() -> None:
     """A claim that is decided alone is not among many that nothing decides."""
     near = lengths(0.12, noise=0.013).assign(scenario="near")
     alone = _manifest("s", ["fig5a"], {"near": "assumed"})
-    (found,) = judge(Results(Rows.of(near.assign(study="s")), pd.DataFrame(), {"s": alone}))
+    (found,) = judge(results_of(near, alone))
     assert found.findings[found.main].verdict is HOLDS
     assert found.questions == 2  # by the maximum and by RMSE
     names = {"near": "assumed"} | {f"open{i}": "beyond" for i in range(20)}
     rows = pd.concat([near, *(lengths(0.1, noise=0.9).assign(scenario=name) for name in list(names)[1:])])
-    (among,) = judge(Results(Rows.of(rows.assign(study="s")), pd.DataFrame(), {"s": _manifest("s", ["fig5a"], names)}))
+    (among,) = judge(results_of(rows, _manifest("s", ["fig5a"], names)))
     assert among.findings[among.main].verdict is UNDECIDED
     assert among.questions == 42
     assert "all 42 questions of this table" in note([among])

@@ -97,7 +97,7 @@ def test_the_table_has_the_numbers_of_the_summary(report: Report, monkeypatch: p
         means = pd.Series(metric["mean"], dtype=float)
         pd.testing.assert_series_equal(means, expected[f"{metric['name']}.mean"], check_names=False, rtol=1e-3)
     assert {metric["name"] for metric in data["metrics"]} >= {"max_difference", "rmse", "max_ulp"}
-    monkeypatch.setattr(html, "MOST_ROWS", 5)
+    monkeypatch.setattr(pages, "MOST_ROWS", 5)
     page = write_html([Part(report.part.results)]).decode()
     short = data_of(page)
     assert (short["rows"], len(short["replicates"])) == (5, 5)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -154,7 +155,9 @@ def test_results_that_cannot_be_read_are_refused_in_one_sentence(store: Store, t
 
 def failing(count: int) -> Results:
     points = [{"study": "s", "scenario.title": "", "label.n": n, "status": "error", "reason": f"r{n}"} for n in range(count)]
-    return Results(Rows.of(pd.DataFrame()), pd.DataFrame([*points, points[0] | {"status": "ok"}]), {})
+    return Results(
+        Rows(pd.DataFrame(), pd.DataFrame(), np.zeros(0, np.int32)), pd.DataFrame([*points, points[0] | {"status": "ok"}]), {}
+    )
 
 
 def test_of_very_many_failures_the_first_are_told_and_where_all_are() -> None:

@@ -28,7 +28,7 @@ ARROWS = {
 DECLARES = ("attention.operation",)
 FOR_ALL = ("errors", "lazy", "settings", "sources")
 # Parts of several implementations of attention; the rest are implementations.
-SHARED: tuple[str, ...] = ("base", "cost", "recurrence", "steps", "tile_schedule", "vendor.dispatch")
+SHARED: tuple[str, ...] = ("base", "cost", "differentiable", "recurrence", "steps", "tile_schedule", "vendor.dispatch")
 IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")
 IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
 

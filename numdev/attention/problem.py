@@ -39,12 +39,7 @@ class Shape:
     head_dim: int = setting(64, "d, the length of one row of q, k or v", "entries", word="head dimension d")
     _: KW_ONLY
     n: InitVar[int] = setting(
-        1024,
-        "queries and keys",
-        "tokens",
-        column="",
-        overruled={"queries": None, "keys": None},
-        word="sequence length N",
+        1024, "queries and keys", "tokens", column="", overruled={"queries": None, "keys": None}, word="sequence length N"
     )
 
     def __post_init__(self, n: int) -> None:

@@ -66,11 +66,7 @@ class Tiling:
     seed: int = setting(0, "what the order `random` is drawn with")
     _: KW_ONLY
     sram: InitVar[int | None] = setting(
-        None,
-        "M; gives Bc = ceil(M/4d) and Br = min(Bc, d), as the paper does",
-        "entries",
-        column="",
-        word="on-chip memory M",
+        None, "M; gives Bc = ceil(M/4d) and Br = min(Bc, d), as the paper does", "entries", column="", word="on-chip memory M"
     )
     shape: InitVar[TileShape] = setting(
         TileShape.AS_IS,

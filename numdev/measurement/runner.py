@@ -133,10 +133,6 @@ class Runner:
     """Measures points in one way on one device.
 
     Inputs and golden results are computed once per problem and seed, not once per point, and evicted least recently used first.
-
-    Attributes:
-        kind: the kind of measurement.
-        device: where everything runs.
     """
 
     def __init__(self, kind: Kind, device: str = "auto", cache_bytes: int = CACHE_BYTES) -> None:

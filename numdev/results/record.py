@@ -55,20 +55,16 @@ def describe(value: object) -> Any:
         if isinstance(value, Enum):
             return value.value
         if is_dataclass(value):
-            digest = {"digest": value.digest} if hasattr(value, "digest") else {}
-            return {"type": type(value).__name__} | dict(_described_fields(value)) | digest
+            known = {"type": type(value).__name__}
+            for each in fields(value):  # 4 and 4.0 are equal, and so are objects that hold them
+                item = getattr(value, each.name)
+                known[each.name] = describe(float(item) if isinstance(item, int) and "float" in str(each.type) else item)
+            return known | ({"digest": value.digest} if hasattr(value, "digest") else {})
     if isinstance(value, (tuple, list)):
         return [describe(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): describe(item) for key, item in value.items()}
     raise TypeError(f"{type(value).__name__} has no canonical form")
-
-
-def _described_fields(value: Any) -> Iterator[tuple[str, Any]]:
-    for each in fields(value):
-        item = getattr(value, each.name)
-        is_whole = isinstance(item, int) and "float" in str(each.type)  # 4 and 4.0 are equal, and so are objects that hold them
-        yield each.name, describe(float(item) if is_whole else item)
 
 
 def plain(value: object) -> dict[str, Any]:

@@ -133,12 +133,8 @@ class Outcome:
         return [Status.OK] * (self.measured + self.skipped - len(ended)) + ended
 
 
-Measures = Any
-"""A `numdev.measurement.runner.Runner`, which results do not import."""
-
-
-def keys_of(study: Study, bench: Measures) -> list[str]:
-    """The key of each point of a study, in their order: what `run` takes, so that a command computes them once."""
+def keys_of(study: Study, bench: Any) -> list[str]:
+    """The key of each point of a study, in their order; `bench` is a `numdev.measurement.runner.Runner`, which measures them."""
     return [bench.key(*point.parts) for point in study.points]
 
 
@@ -147,7 +143,7 @@ Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all,
 
 def run(
     study: Study,
-    bench: Measures,
+    bench: Any,
     store: Store,
     *,
     fresh: bool = False,
@@ -171,7 +167,7 @@ def run(
 
 
 def begin(
-    study: Study, bench: Measures, store: Store, shard: Shard | None = None, keys: Sequence[str] | None = None
+    study: Study, bench: Any, store: Store, shard: Shard | None = None, keys: Sequence[str] | None = None
 ) -> list[tuple[str, StudyPoint]]:
     """Write the manifest of a study; returns its distinct points of a shard, those of one problem together."""
     shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
@@ -191,7 +187,7 @@ def stored(store: Store, key: str) -> PointEnded | None:
     return PointEnded(record.status, record.reason)
 
 
-def measured(point: StudyPoint, bench: Measures, store: Store, key: str, where: Where) -> PointEnded:
+def measured(point: StudyPoint, bench: Any, store: Store, key: str, where: Where) -> PointEnded:
     """Measure a point and store its record; a request that cannot be measured is a failed point, and the others go on."""
     if point.refused:
         record = bench.without_figures(point.parts, Status.UNSUPPORTED, point.refused)

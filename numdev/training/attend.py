@@ -29,7 +29,8 @@ from torch._ops import OperatorBase, OpOverloadPacket
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from numdev.attention.base import Attention, Backward, check_dtypes, rounded_once, uncast
+from numdev.attention.base import Attention, Backward
+from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.training.call import Arguments, Call, MaskReader

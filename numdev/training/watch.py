@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.attention.base import Backward, Gradients, Implementation, group_heads, softmax_scale, uncast
+from numdev.attention.base import Backward, Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.differentiable import uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from numdev import BadInput, Custom, Flex, Instrumented, Mask, Sdpa, Tiling, Triton, Unsupported, Vanilla
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, FP64, Format
-from numdev.attention.base import Attention, Backward, differentiable, saved_by
+from numdev.attention.base import Attention, Backward, saved_by
+from numdev.attention.differentiable import differentiable
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision

@@ -17,19 +17,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.base import (
-    Attention,
-    Backward,
-    Gradients,
-    Output,
-    Passes,
-    Report,
-    check_backward_shapes,
-    check_dtypes,
-    rounded_once,
-    uncast,
-)
+from numdev.attention.base import Attention, Backward, Gradients, Output, Passes, Report, check_backward_shapes
 from numdev.attention.cost import CostModel
+from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiling import KernelLaunch

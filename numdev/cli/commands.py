@@ -107,6 +107,11 @@ def report(cfg: DictConfig, _: Job) -> Ended:
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
+    if chosen == ["paper"]:  # the studies of `numdev paper`, of which those that were measured
+        from numdev.results.store import Store
+
+        listed, held = list(OmegaConf.load(config_folder() / "paper.yaml").studies), Store(Path(cfg.results)).studies()
+        chosen, cfg.out = [name for name in listed if name in held] or listed, cfg.out or "reports/paper"
     if cfg.out is None:
         names = chosen if chosen and len(chosen) <= _MOST_NAMED else [Path(cfg.results).resolve().name]
         cfg.out = f"reports/{'_'.join(names)}"

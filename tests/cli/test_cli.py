@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,11 @@ class TestReport:
         assert not Path("reports/toy/report.pdf").exists(), "of tables that are replaced"
         sentence = refusal(numdev("report", "results=kept/of_may", "study=other", "out=reports/toy"))
         assert "it holds the report on toy in kept/of_may" in sentence
+
+    def test_of_the_paper_has_the_studies_of_the_paper(self, numdev: Command, toy_results: Store) -> None:
+        assert numdev("report", f"results={toy_results.path}", "study=paper").code == 0
+        reported = set(json.loads(Path("reports/paper/report.json").read_text())["studies"])
+        assert "fig3" in reported < set(toy_results.studies()) - {"validate"}
 
 
 def test_an_explicit_number_of_shards_is_kept() -> None:

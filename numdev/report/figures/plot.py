@@ -172,20 +172,7 @@ def draw(rows: pd.DataFrame, **options: Any) -> Figure:
     x, colour, facet = (
         tuple(column_of(own, name, "figure") for name in names) for names in ((sketch.x,), sketch.colour, sketch.facet)
     )
-    return _draw(Shown(own, x[0], VALUE, colour[:1], facet, colour[1:]), _Values(names=sketch.names), sketch)
-
-
-@dataclass(frozen=True)
-class _Values(Wording):
-    """Words of a study's figure, which shows values without the names of their columns."""
-
-    names: Mapping[str, str] = field(default_factory=dict)
-
-    def value(self, column: str, value: Any) -> str:
-        return self.names.get(str(value)) or super().value(column, value)
-
-    def values(self, columns: Sequence[str], values: Sequence[Any]) -> str:
-        return ", ".join(map(self.value, columns, values))
+    return _draw(Shown(own, x[0], VALUE, colour[:1], facet, colour[1:]), Wording(names=sketch.names), sketch)
 
 
 _LOG_FROM = 8.0

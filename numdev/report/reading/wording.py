@@ -23,6 +23,9 @@ class Wording:
     words: Mapping[str, Sequence[str]] = field(default_factory=dict)  # word and unit of settings, by name without `label.`
     units: Mapping[str, str] = field(default_factory=dict)  # of figures
     studies: Mapping[str, str] = field(default_factory=dict)  # titles of sweeps and single points, whose names nobody types
+    names: Mapping[str, str] | None = (
+        None  # of a study's figure, words for values, which stand without the names of their columns
+    )
 
     def name(self, column: str) -> str:
         """A setting in words; its name on the command line where nothing says more."""
@@ -39,6 +42,8 @@ class Wording:
 
     def value(self, column: str, value: Any) -> str:
         """One value of a column."""
+        if self.names and (own := self.names.get(str(value))):
+            return own
         if value is None or pd.isna(value):
             return "none" if "." in column.removeprefix(LABEL) else "not stated"
         text = f"{value:g}" if isinstance(value, float) else str(value)
@@ -48,13 +53,10 @@ class Wording:
 
     def values(self, columns: Sequence[str], values: Sequence[Any]) -> str:
         """Values of several columns in one line: `tile columns Bc = 16, format = bf16`."""
-        pairs = zip(columns, values, strict=True)
-        return ", ".join(
-            self.value(column, value)
-            if column in ("study", "scenario.title")
-            else f"{self.name(column)} = {self.value(column, value)}"
-            for column, value in pairs
-        )
+        is_bare = [self.names is not None or column in ("study", "scenario.title") for column in columns]
+        texts = map(self.value, columns, values)
+        each = zip(columns, texts, is_bare, strict=True)
+        return ", ".join(text if bare else f"{self.name(column)} = {text}" for column, text, bare in each)
 
     def metric(self, metric: str, output: str, reference: str) -> str:
         """A figure in words: `RMSE of out from golden`."""

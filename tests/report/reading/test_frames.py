@@ -79,18 +79,6 @@ def test_a_baseline_stands_once_per_problem_and_scenario(results: Results) -> No
     assert (rows["subject"] == "variant").sum() == (results.rows["subject"] == "variant").sum()
 
 
-def test_missing_and_torn_records_are_noted_and_the_rest_is_read(tmp_path: Path) -> None:
-    store = store_of(tmp_path, record("a"), record("b"), record("c"))
-    (tmp_path / "records" / "b.json").unlink()
-    torn = tmp_path / "records" / "c.json"
-    torn.write_bytes(torn.read_bytes()[:40])
-    results = load(store)
-    first, second = results.notes
-    assert first == "s: 2 of 3 points are not measured yet; run the study again to finish it"
-    assert second.startswith(f"{torn} is damaged")
-    assert results.points["key"].tolist() == ["a"]
-
-
 def test_results_of_several_kinds_are_one_table(tmp_path: Path) -> None:
     """The rows of a kind that has no outputs are all primary, so that its figures are drawn."""
     own: dict[str, Any] = {"kind": "mine", "columns": {"mine": (Column("seed"), Column("size"))}}

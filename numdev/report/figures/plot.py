@@ -287,7 +287,7 @@ def _groups(rows: pd.DataFrame, columns: tuple[str, ...]) -> dict[Key, pd.DataFr
     """Rows by the values of some columns, all without one: numbers ascending, others as they appear, then None."""
     if not columns:
         return {(): rows}
-    each = rows.groupby(list(columns), sort=False, dropna=False)
+    each: Any = rows.groupby(list(columns), sort=False, dropna=False)
     groups = {tuple(None if pd.isna(value) else value for value in key): own for key, own in each}
     first: list[dict[Any, int]] = [{} for _ in columns]
     for key in groups:

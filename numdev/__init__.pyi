@@ -48,7 +48,10 @@ from .attention.triton import Kernel as Kernel
 from .attention.triton import Products as Products
 from .attention.triton import Triton as Triton
 from .attention.vendor.custom import Custom as Custom
+from .attention.vendor.flash_attn import FlashAttn as FlashAttn
+from .attention.vendor.flash_attn import FlashVersion as FlashVersion
 from .attention.vendor.flex import Flex as Flex
+from .attention.vendor.sage import SageAttention as SageAttention
 from .attention.vendor.sdpa import Backend as Backend
 from .attention.vendor.sdpa import Sdpa as Sdpa
 from .attention.vendor.vanilla import Vanilla as Vanilla

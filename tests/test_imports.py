@@ -20,7 +20,7 @@ ARROWS = {
     "attention": ("arithmetic",),
     "training": ("measurement", "results", "attention", "arithmetic"),
     "report": ("results", "measurement", "arithmetic"),
-    "certification": ("results", "attention", "arithmetic"),
+    "certification": ("measurement", "results", "attention", "arithmetic"),
     "explorer": ("report", "measurement", "results", "attention", "arithmetic", "api"),
     "cli": ("report", "certification", "training", "measurement", "results", "attention", "arithmetic", "api"),
 }
@@ -30,11 +30,11 @@ FOR_ALL = ("errors", "lazy", "settings", "sources")
 # Parts of several implementations of attention; the rest are implementations.
 SHARED: tuple[str, ...] = ("base", "cost", "differentiable", "recurrence", "steps", "tile_schedule", "vendor.dispatch")
 IMPLEMENTATIONS: tuple[str, ...] = ("exact", "naive", "tiled", "instrumented", "triton")
-IMPLEMENTATIONS += ("vendor.custom", "vendor.flex", "vendor.sdpa", "vendor.vanilla")
+IMPLEMENTATIONS += ("vendor.custom", "vendor.flash_attn", "vendor.flex", "vendor.sage", "vendor.sdpa", "vendor.vanilla")
 
 # Exact gradients that are rounded once follow a tiled forward pass in FP64; long tiled runs on a GPU go by the instrumented
-# kernel, which has the settings of tiled attention.
-MAY_USE = {"exact": "tiled", "tiled": "instrumented", "instrumented": "tiled"}
+# kernel, which has the settings of tiled attention; and PyTorch has the tiles of FlashAttention-2.
+MAY_USE = {"exact": "tiled", "tiled": "instrumented", "instrumented": "tiled", "vendor.sdpa": "vendor.flash_attn"}
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,8 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     from numdev.attention.tiled import Tiled, TiledBackward
     from numdev.attention.triton import Triton
     from numdev.attention.vendor.custom import Custom
-    from numdev.attention.vendor.sdpa import Sdpa
+    from numdev.attention.vendor.flash_attn import FlashAttn, FlashAttnBackward
+    from numdev.attention.vendor.sdpa import Sdpa, SdpaBackward
 
     groups = BACKWARD_GROUPS if backward else GROUPS
     problem = {
@@ -162,7 +163,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     point = {
         "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
         "stated": ("", "of such a point: every setting that is stated, as on the command line"),
-        "digest": ("", "SHA-256 of the sources of a function of one's own"),
+        "digest": ("", "SHA-256 of the sources of a function of one's own; of a kernel of a package the version of that"),
     }
     kernel = {
         "br": ("rows", "Br asked of a kernel, queries in one tile; empty for its own choice"),
@@ -174,7 +175,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     forward = {
         **_types("", "tiling.", "softmax."),
         **{k: v for name in ("precision", "tiling", "softmax") for k, v in _of(GROUPS[name], prefix=f"{name}.").items()},
-        **_of(Naive, Tiled, Triton, Sdpa, Custom),
+        **_of(Naive, Tiled, Triton, Sdpa, FlashAttn, Custom),
         **kernel,
     }
     if not backward:
@@ -185,7 +186,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         "turns.together": ("count", "tiles of keys that walk in a shifted order together; empty where all walk backward"),
         "turns.tile": ("rows", "keys that one program owns"),
         "turns.unit": ("rows", "queries that it visits at a step"),
-        **_of(TiledBackward),
+        **_of(TiledBackward, SdpaBackward, FlashAttnBackward),
         **{name: said for name, said in kernel.items() if name != "splits"},
         **point,
         "tf32": ("", "whether a kernel multiplies FP32 with operands of 10 fraction bits"),
@@ -210,13 +211,14 @@ def facts(config: Mapping[str, Any]) -> dict[str, Any]:
             node = node.get(name) if isinstance(node, Mapping) else None
         return node
 
-    which, name = at("variant.backend") or at("variant.kernel"), str(at("variant.kind") or at("variant.type") or "").lower()
+    which = at("variant.backend") or at("variant.version") or at("variant.kernel")
+    name = str(at("variant.kind") or at("variant.type") or "").lower()
     attention = f"{name} {which}" if which and which != "auto" else name
     output = at("variant.precision.output") or at("variant.fmt") or at("baseline.precision.output") or ""
     fmt, preset = str(output).partition(":")[0], str(at("variant.precision.name") or "")
     if attention == "vanilla":
         policy = "eager"
-    elif at("variant.type") in ("Triton", "Sdpa", "Flex") or preset.startswith("kernel_"):
+    elif at("variant.type") in ("Triton", "Sdpa", "Flex", "FlashAttn") or preset.startswith("kernel_"):
         policy = "kernel"
     else:
         policy = "uniform" if (preset and preset == fmt) or preset.startswith("uniform_") else preset

@@ -17,7 +17,9 @@ from numdev.attention.base import Attention
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.vendor.custom import Custom
+from numdev.attention.vendor.flash_attn import FlashAttn, FlashVersion
 from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sage import SageAttention
 from numdev.attention.vendor.sdpa import Backend, SavingSdpa, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.certification.cases import Inputs
@@ -103,6 +105,9 @@ KNOWN: dict[str, Callable[[Format], Attention]] = {
     "triton": _triton,
     "flex": lambda fmt: Flex(fmt=fmt),
     "vanilla": Vanilla,
+    "sageattention": SageAttention,
+    "flash_attn": lambda fmt: FlashAttn(fmt=fmt),
+    **{f"flash_attn_{each.value[-1]}": partial(FlashAttn, each) for each in FlashVersion},
     "sdpa": lambda fmt: SavingSdpa(fmt=fmt),
     **{f"sdpa_{each.value}": partial(Sdpa if each is Backend.MATH else SavingSdpa, each) for each in Backend},
 }

@@ -275,7 +275,7 @@ def kind(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = Non
     """The kind of measurement of a command.
 
     Args:
-        command: `speed` times, `train` trains; every other one measures deviations.
+        command: `speed` times, `train` trains, `certify` certifies; every other one measures deviations.
         cfg: the composed configuration.
         settings: the node of the operation, where it is another than the configuration's.
 
@@ -292,6 +292,10 @@ def kind(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = Non
         from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
         return WeightsOverTraining(operation)
+    if command == "certify":
+        from numdev.certification.study import Certificates  # late: it imports every kernel
+
+        return Certificates(operation)
     if command != "speed":
         return Deviations(operation)
     return Speeds(operation, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))

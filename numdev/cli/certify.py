@@ -16,7 +16,8 @@ the same formats, which numdev computes element by element."""
 _RULES = """\
 The kernel is package.module:function, called as function(q, k, v, mask=, scale=)
 and returning out, or out and LSE; or one of: triton, flex, vanilla, sdpa,
-sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math.
+sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math, flash_attn (the newest, or
+flash_attn_2, flash_attn_3, flash_attn_4), sageattention.
 
 Exit code: 0 PASS, and LIMITED where the kernel refuses some inputs or returns
 no LSE; 1 FAIL; 4 INCONCLUSIVE; 2 for what cannot be used, or if the certificate

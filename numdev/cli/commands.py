@@ -81,10 +81,10 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
     work = []
     for name in names:
         own = expander.of(name)
-        bench = build.runner(job.command, cfg, own.composer.of)
+        fields = own.composer.study(name) if cfg.study is None else study_fields(name, plain(cfg.study))
+        bench = build.runner("certify" if fields["kind"] == "certificate" else job.command, cfg, own.composer.of)
         if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
             raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
-        fields = own.composer.study(name) if cfg.study is None else study_fields(name, plain(cfg.study))
         work.append((own.study(name, fields), bench))
     if cfg.dry_run:
         return studies.dry_run(work, cfg)

@@ -31,6 +31,7 @@ class StudyConfig:
     """A file of `configs/study`; see `numdev.cli.expand`."""
 
     title: str = MISSING
+    kind: str = "deviation"  # of measurement; or certificate
     figure: str | None = None
     more: list[str] = field(default_factory=list)
     claims: Any = field(default_factory=list)  # a list; `numdev.cli.claims` checks it

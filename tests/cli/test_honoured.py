@@ -92,6 +92,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "attention.normalise": [("end", {})],
     "attention.function": [("tests.cli.test_build:some_attention", {})],
     "attention.backend": [("math", {})],
+    "attention.version": [("fa2", {})],
     "attention.products": [("tf32", {}), ("tf32", {"precision.preset": "fp32"})],
     "attention.kernel": [("portable", {})],
     "baseline.precision": [("kernel_fp16", {}), ("kernel_fp16", EMULATED)],

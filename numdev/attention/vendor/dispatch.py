@@ -1,14 +1,16 @@
-"""The base of kernels of other makers: a dtype, rounded inputs, proof of which kernel ran, and gradients by autograd."""
+"""The base of kernels of other makers: a dtype, rounded inputs, proof of which kernel ran, packages, gradients by autograd."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar, TypeVar
+from importlib import metadata
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool
@@ -18,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, Format
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention, Backward, Gradients, Output, Passes, Report, check_backward_shapes
-from numdev.attention.cost import CostModel
+from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
@@ -34,6 +36,7 @@ class InDtype(Attention):
     """A forward pass in a dtype of torch."""
 
     fmt: Format
+    field: ClassVar[str] = "attention"  # what a refusal names
 
     @property
     def family(self) -> str:
@@ -57,6 +60,17 @@ class InDtype(Attention):
         """The inputs in the dtype of the format, each rounded once."""
         cast, dtype = Cast(self.fmt), self.storage
         return cast(q.double()).to(dtype), cast(k.double()).to(dtype), cast(v.double()).to(dtype)
+
+    def launch(self, kernel: str) -> KernelLaunch:
+        """The launch of a kernel that the profiler names so."""
+        return KernelLaunch(kernel)
+
+    def launched(self, run: Callable[[], Result], *request: Any) -> Output:
+        """The result of a call by a kernel of its family; a request is tensors, and what else tells it from others."""
+        key = (self, *((x.shape, x.stride(), x.data_ptr() % 16, x.device) if isinstance(x, Tensor) else x for x in request))
+        with refusals(self.field, self.family):
+            (out, lse), kernel = proven(run, self.family, self.field, key, request[0].device)
+        return Output(out, lse, launch=self.launch(kernel))
 
 
 def dtype_of(fmt: Format) -> torch.dtype:
@@ -91,11 +105,11 @@ def refusals(field: str, who: str) -> Iterator[None]:
         warnings.simplefilter("always")
         try:
             yield
-        except RuntimeError as error:
+        except (RuntimeError, AssertionError) as error:
             if not is_refusal(error):
                 raise
             reasons = " ".join(dict.fromkeys(str(warning.message).split(" (Triggered")[0] for warning in caught))
-            raise Unsupported(field, f"{who}: {str(error).splitlines()[0]} {reasons}".strip()) from None
+            raise Unsupported(field, f"{who}: {(str(error) or type(error).__name__).splitlines()[0]} {reasons}".strip()) from None
 
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some versions of the profiler's library write lines to the terminal
@@ -122,6 +136,9 @@ _FAMILIES = {
     **dict.fromkeys(("cudnn_generated", "cudnn"), "cudnn"),
     **dict.fromkeys(("flex_attention", "flex_decoding"), "flex"),
     **dict.fromkeys(("fmha_cutlass", "efficient_attention"), "efficient"),
+    **dict.fromkeys(("flashattnfwdsm", "flashattnbwdsm"), "fa3"),
+    **dict.fromkeys(("flashattentionforwardsm", "flashattentionbackwardsm"), "fa4"),
+    **dict.fromkeys(("qk_int8_sv", "_attn_fwd"), "sageattention"),
     **dict.fromkeys(("flash_fwd", "flash_bwd_dq_dk_dv", "flash_attention"), "flash"),
     **dict.fromkeys(("attention_math", "gemm", "gemv", "softmax", "nvjet", "cutlass"), "math"),
 }
@@ -149,6 +166,44 @@ def kernel_family(names: tuple[str, ...]) -> tuple[str, str]:
     """The family that the kernels of a call belong to, and the kernel name that shows it; empty strings if none is known."""
     shown = ((family, name) for part, family in _FAMILIES.items() for name in names if part in name.lower())
     return next(shown, ("", ""))
+
+
+class Packaged(InDtype):
+    """A function of a package that numdev needs for nothing else, on a CUDA device; `family` is that of its kernels."""
+
+    devices: ClassVar[tuple[str, ...]] = ("cuda",)
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """The distributions that may hold it, with the module of the function; the first that is installed counts."""
+        raise NotImplementedError
+
+    @property
+    def digest(self) -> str:
+        """The distribution and its version; empty if none is installed."""
+        return next((f"{name} {_version(name)}" for name in self.places if _version(name)), "")
+
+    def cost_model(self, launch: KernelLaunch) -> CostModel | None:
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packs_heads=True)
+
+    def function(self, name: str, device: torch.device) -> Callable[..., Any]:
+        """A function of its module; raises Unsupported where the package is not installed, or cannot run."""
+        if not self.digest:
+            places = list(self.places)
+            raise Unsupported(self.field, f"{' or '.join(places)} is not installed; pip install numdev[{places[0]}]")
+        if device.type not in self.devices:
+            raise Unsupported(self.field, f"{self.digest} runs on CUDA devices; use device=cuda")
+        try:
+            function: Callable[..., Any] = getattr(importlib.import_module(self.places[self.digest.split()[0]]), name)
+        except (ImportError, OSError) as error:
+            raise Unsupported(self.field, f"{self.digest} does not work with torch {torch.__version__}: {error}") from error
+        return function
+
+    def launch(self, kernel: str) -> KernelLaunch:
+        return KernelLaunch(f"{self.digest} {kernel[:200]}")  # of some compilers a name holds a whole signature
+
+
+_version = lru_cache(lambda name: next((each.version for each in metadata.distributions(name=name)), ""))
 
 
 class ByAutograd(Backward):
@@ -220,7 +275,7 @@ class ByAutograd(Backward):
 
             with refusals(self.field, family or type(self).__name__), self.compiling():
                 (dq, dk, dv), kernel = proven(run, family, self.field, request, do.device) if family else (run(), "")
-            return Gradients(dq, dk, dv, None, launch=KernelLaunch(kernel))
+            return Gradients(dq, dk, dv, None, launch=self.forward_pass.launch(kernel))
 
         return attend, backward
 

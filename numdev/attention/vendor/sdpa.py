@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
@@ -20,7 +19,8 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import Recompute
 from numdev.attention.tiling import KernelLaunch, Order
-from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, dense, hides_rows, proven, refusals
+from numdev.attention.vendor.dispatch import IN_TORCH, ByAutograd, InDtype, Result, dense, hides_rows
+from numdev.attention.vendor.flash_attn import flash_2, flash_2_gradients  # PyTorch's flash is FlashAttention-2
 from numdev.errors import BadInput, Unsupported
 from numdev.settings import setting
 
@@ -49,6 +49,7 @@ class Sdpa(InDtype):
     """`torch.nn.functional.scaled_dot_product_attention` by one backend and no other, inputs and output in `fmt`."""
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | {_FIELD}, "kernel", IN_TORCH)
+    field: ClassVar[str] = _FIELD
 
     backend: Backend = setting(Backend.FLASH, "which implementation of PyTorch is asked for: flash, cudnn, efficient or math")
     fmt: Format = BF16
@@ -67,7 +68,7 @@ class Sdpa(InDtype):
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         policy = self.precision
         if self.backend is Backend.FLASH:
-            return _flash(policy, shape)
+            return flash_2(policy, shape)
         if self.backend is Backend.EFFICIENT:  # the names of its kernels: 64x64, 64x128, 32x128
             return KernelArithmetic(policy, bc=64 if shape.head_dim <= 64 else 128, order=Order.FORWARD)
         return KernelArithmetic(policy)
@@ -86,26 +87,7 @@ class Sdpa(InDtype):
             with sdpa_kernel([_BACKENDS[self.backend]]):
                 return torch.nn.functional.scaled_dot_product_attention(q, k, v, **arguments), None
 
-        layouts = tuple((t.shape, t.stride(), t.data_ptr() % 16) for t in (q, k, v))
-        key = (self, layouts, mask, factor, q.device)
-        with refusals(_FIELD, self.backend.value):
-            (out, _), kernel = proven(run, self.backend.value, _FIELD, key, q.device)
-        return Output(out, None, launch=KernelLaunch(kernel))
-
-
-def _flash(policy: Precision, shape: Shape) -> KernelArithmetic[Precision]:
-    """The launch templates of FlashAttention-2, whose blocks go from the last to the first: the last may be ragged.
-
-    Where blocks of 64 rows would fill less than 0.8 of twice the multiprocessors, it takes another kernel, of wider tiles, and
-    splits the keys (its `num_splits_heuristic`).
-    """
-    rows = shape.packed
-    blocks = rows.batch * rows.heads * math.ceil(rows.queries / 64)
-    if torch.cuda.is_available() and blocks < 1.6 * torch.cuda.get_device_properties(0).multi_processor_count:
-        why = f"{blocks} blocks of 64 rows do not fill the GPU, so that it splits the keys: give more heads, or a larger batch"
-        return KernelArithmetic(policy, why=why)
-    bc = {64: 128, 128: 64}.get(shape.head_dim)
-    return KernelArithmetic(policy, bc=bc, order=Order.REVERSE, why="its tile is known at head_dim 64 and 128 alone")
+        return self.launched(run, q, k, v, mask, factor)
 
 
 def _arguments(backend: Backend, mask: Mask, batch: int, queries: int, keys: int, device: torch.device) -> dict[str, Any]:
@@ -187,22 +169,10 @@ class SdpaBackward(ByAutograd):
             hint = "give as many as heads: PyTorch rounds dK and dV of each head before it sums them, which no policy expresses"
             raise BadInput("problem.kv_heads", shape.kv_heads, hint)
         if self.backend is Backend.FLASH:
-            return _flash_on_gpu(self.fmt, shape) if torch.cuda.is_available() else _flash_on_cpu(self.fmt, shape)
+            return flash_2_gradients(self.fmt, shape) if torch.cuda.is_available() else _flash_on_cpu(self.fmt, shape)
         if self.backend is Backend.MATH:
             return KernelArithmetic(self.precision, why="it has no tiles")
         return super().arithmetic(shape, mask)
-
-
-def _flash_on_gpu(fmt: Format, shape: Shape) -> KernelArithmetic[BackwardPrecision]:
-    """The launch templates of FlashAttention-2 for GPUs with 144 KiB of shared memory.
-
-    A block of keys meets the tiles of queries from the last to the first, and adds to dQ by atomics, in any order.
-    """
-    tiles = {32: (128, 128), 64: (128, 128), 96: (64, 128), 128: (64, 128)}
-    br, bc = tiles.get(shape.head_dim, (None, None))
-    why = "its tiles are known only at head_dim 32, 64, 96 and 128"
-    policy = BackwardPrecision.kernel(fmt)
-    return KernelArithmetic(policy, br=br, bc=bc, order=Order.RANDOM, query_order=Order.REVERSE, why=why)
 
 
 def _flash_on_cpu(fmt: Format, shape: Shape) -> KernelArithmetic[BackwardPrecision]:

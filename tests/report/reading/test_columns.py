@@ -19,7 +19,9 @@ from numdev.attention.problem import DISTRIBUTIONS, Problem
 from numdev.attention.tiled import Tiled
 from numdev.attention.triton import Triton
 from numdev.attention.vendor.custom import Custom
+from numdev.attention.vendor.flash_attn import FlashAttn
 from numdev.attention.vendor.flex import Flex
+from numdev.attention.vendor.sage import SageAttention
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.measurement.speed import Budget
@@ -32,6 +34,7 @@ from numdev.results.study import Refused
 
 FP8 = Precision.fp8()
 VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
+VARIANTS += (FlashAttn(), SageAttention())
 KNOWN = {column.name: column for column in ATTENTION.settings()}
 REFUSED = Refused("sdpa", "tiling.br=16")
 CONFIGURATION = tuple(f"{part}." for part in dictionary.PARTS)

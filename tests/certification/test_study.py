@@ -1,0 +1,72 @@
+"""The kind `certificate`: a row says what a certificate does, and counts the bits that the tiles of it predict."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from torch import Tensor
+
+from numdev.arithmetic.formats import BF16
+from numdev.attention.base import Output
+from numdev.attention.mask import Mask
+from numdev.attention.operation import ATTENTION, ATTENTION_BACKWARD
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
+from numdev.attention.softmax import Exponential, OnlineSoftmax
+from numdev.attention.tiled import Tiled
+from numdev.attention.tiling import Order, Tiling
+from numdev.attention.vendor.vanilla import Vanilla, VanillaBackward
+from numdev.certification import study
+from numdev.certification.certificate import certify
+from numdev.certification.study import Certificates, emulation
+from numdev.errors import BadInput
+from numdev.measurement.runner import Runner
+from numdev.results.record import Status
+
+KERNEL = Precision.kernel(BF16)
+EXP2 = OnlineSoftmax(exp=Exponential.EXP2)
+PROBLEM = Problem(Distribution(Kind.NORMAL), Shape(queries=50, keys=150, head_dim=64))
+
+
+class InBfloat(Tiled):
+    """Tiled attention that returns tensors in BF16, as a kernel does."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        output = super().__call__(q.float(), k.float(), v.float(), mask, scale)
+        return Output(output.out.bfloat16(), output.lse)
+
+
+@pytest.mark.parametrize(
+    ("words", "tiling", "threshold"),
+    [
+        ("tiles of 128 keys, reverse", Tiling(bc=128, order=Order.REVERSE), 0.0),
+        ("tiles of 64 keys, 4 splits", Tiling(bc=64, splits=4), 0.0),
+        ("tiles of 32 keys, forward, lazy rescales", Tiling(bc=32), 8.0),
+    ],
+)
+def test_tiles_in_words_are_tiles(words: str, tiling: Tiling, threshold: float) -> None:
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=threshold)
+    assert emulation(KERNEL, words) == Tiled(KERNEL, tiling, softmax, count=False)
+    assert emulation(KERNEL, "") is None
+
+
+def test_a_row_is_a_certificate_and_the_bits_that_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One case is enough for the tiles; in them a kernel of the policy is predicted bit for bit, and another one is not."""
+    monkeypatch.setattr(study, "certify", lambda *args, **more: certify(*args, **more, only=["normal"]))
+    runner = Runner(Certificates(ATTENTION), "cpu")
+    record = runner.measure(PROBLEM, InBfloat(KERNEL, Tiling(bc=64, order=Order.REVERSE), EXP2))
+    (row,) = record.rows
+    assert (record.kind, row["verdict"], row["tiles"]) == ("certificate", "pass", "tiles of 64 keys, reverse")
+    assert (row["equal"], "computes as" in row["sentence"]) == (1.0, True)
+    assert row["score"] > 0.9
+    (row,) = runner.measure(PROBLEM, Vanilla(BF16)).rows
+    assert row["verdict"] == "fail"
+    assert math.isnan(row["equal"]) or row["equal"] < 0.9
+
+
+def test_what_it_does_not_certify_is_refused() -> None:
+    with pytest.raises(BadInput, match="baseline=none"):
+        Runner(Certificates(ATTENTION), "cpu").measure(PROBLEM, Vanilla(BF16), Tiled(KERNEL))
+    record = Runner(Certificates(ATTENTION_BACKWARD), "cpu").measure(PROBLEM, VanillaBackward(BF16))
+    assert (record.status, "forward pass" in record.reason) == (Status.UNSUPPORTED, True)

@@ -105,7 +105,10 @@ class TestSite:
             assert not any(cell["outputs"] or cell["execution_count"] for cell in cells), path
 
     @pytest.mark.parametrize("page", ["gallery", "notebooks"])
-    def test_commands_of_generated_blocks_work(self, site: Path, tmp_path: Path, page: str) -> None:
+    def test_commands_of_generated_blocks_work(
+        self, site: Path, tmp_path: Path, page: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
         result = re.findall(r'<div class="language-sh highlight">(.*?)</div>', (site / f"{page}.html").read_text(), re.DOTALL)
         assert len(result) > 3
         for text in dict.fromkeys(result):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 import os
 import platform
 import shutil
@@ -143,28 +142,22 @@ def test_every_module_that_it_imports_counts(folder: Path, edited: str) -> None:
 
 
 class TestSessions:
-    def test_an_edit_without_reload_is_refused(self, folder: Path) -> None:
-        write(folder / "mine.py", FUNCTION.format(factor=1.0))
-        before = Custom("mine:f")
-        write(folder / "mine.py", FUNCTION.format(factor=2.0))
-        with pytest.raises(BadInput, match=r"^attention.function: .*mine.py has changed since mine was imported; .*reload"):
+    @pytest.mark.parametrize("edited", ["mine", "helper"])
+    def test_an_edit_of_it_or_of_what_it_imports_is_refused_until_it_is_reloaded(self, folder: Path, edited: str) -> None:
+        texts = {"helper": "factor = 1.0\n", "mine": "import helper\n" + FUNCTION.format(factor="helper.factor * 1.0")}
+        for name, text in texts.items():
+            write(folder / f"{name}.py", text)
+        before, q = Custom("mine:f"), torch.ones(1, 1, 2, 2)
+        write(folder / f"{edited}.py", texts[edited].replace("1.0", "2.0"))
+        words = rf"^attention.function: .*{edited}.py has changed since {edited} was imported; .*reload"
+        with pytest.raises(BadInput, match=words):
             Custom("mine:f")
-        importlib.reload(sys.modules["mine"])
-        assert Custom("mine:f").digest != before.digest
-
-    def test_an_edit_of_what_it_imports_is_refused_too(self, folder: Path) -> None:
-        write(folder / "helper.py", "factor = 1.0\n")
-        write(folder / "mine.py", "import helper\n" + FUNCTION.format(factor="helper.factor"))
-        before = Custom("mine:f")
-        write(folder / "helper.py", "factor = 2.0\n")
-        with pytest.raises(BadInput, match=r"helper.py has changed since helper was imported"):
-            Custom("mine:f")
-        importlib.reload(sys.modules["helper"])
-        assert Custom("mine:f").digest != before.digest
-        q = torch.ones(1, 1, 2, 2)
+        importlib.reload(sys.modules[edited])
         with pytest.raises(BadInput, match="a module of it was reloaded since it was named; make the Custom again"):
             before(q, q, q, PROBLEM.mask)
-        assert float(Custom("mine:f")(q, q, q, PROBLEM.mask).out[0, 0, 0, 0]) == 2.0
+        after = Custom("mine:f")
+        assert after.digest != before.digest
+        assert float(after(q, q, q, PROBLEM.mask).out[0, 0, 0, 0]) == 2.0
 
     def test_what_has_not_changed_is_accepted_again(self, folder: Path) -> None:
         write(
@@ -233,4 +226,3 @@ def test_a_class_of_ones_own_is_known_by_its_source(folder: Path) -> None:
         sources.foreign(stale)
     importlib.reload(sys.modules["mine"])
     assert sources.foreign(sys.modules["mine"].Mine(5)) != before
-    assert math.isfinite(len(before["sources"]))

@@ -77,7 +77,8 @@ def _plan(cfg: DictConfig, bench: Runner, key: str, point: StudyPoint, names: Po
 
     if cfg.objective is not None:
         raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
-    check_memory(point.problem, bench.device, bench.kind.operation.smaller)
+    if bench.kind.needed_bytes(point.problem, point.variant):
+        check_memory(point.problem, bench.device, bench.kind.operation.smaller)
     own = Plan.of([(key, point)], bench, Store(Path(cfg.results)), fresh=cfg.fresh)
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         return Ended(plan=own, row=own.row())

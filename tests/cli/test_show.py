@@ -104,6 +104,7 @@ class TestDryRun:
         assert ran.code == 0, ran.err
         assert "3 points, 1 measured already; 2 replicates to measure, " in ran.out, "the point of the sweep is one of the study"
         assert there() == before
+        assert "memory of the largest point unknown" in numdev("train", "dry_run=true", "device=cpu").out
 
     def test_refuses_what_needs_figures_or_more_memory_than_there_is(self, numdev: Command) -> None:
         assert refusal(numdev("measure", *SMALL, "dry_run=true", "objective=out.rmse")).startswith("objective: 'out.rmse'")

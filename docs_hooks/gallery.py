@@ -89,11 +89,12 @@ def _titles() -> list[str]:
 
 
 def _commands(study: str, device: str) -> Iterator[str]:
-    if study.startswith("speed_"):
-        yield f"numdev speed study={study} device={device}"
-        return
-    yield f"numdev measure study={study} device={device}"
-    yield f"numdev report study={study} out=reports/mine"
+    from numdev.cli.compose import composer, config_folder
+
+    trains, times = composer((config_folder(),)).operation_of(study) == "training", study.startswith("speed_")
+    yield f"numdev {'train' if trains else 'speed' if times else 'measure'} study={study} device={device}"
+    if not trains and not times:  # which report by themselves
+        yield f"numdev report study={study} out=reports/mine"
 
 
 def _verdicts(rows: Rows) -> Iterator[str]:

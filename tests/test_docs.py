@@ -20,7 +20,6 @@ import pytest
 import numdev as nd
 from docs_hooks import tables
 from docs_hooks.quoted import REFERENCE, figure, spread
-from numdev.report.claims.verdicts import Verdict
 from tests.docs_commands import ROOT, blocks, check
 
 DOCS = ROOT / "docs"
@@ -154,17 +153,6 @@ def test_every_setting_and_every_metric_is_in_the_reference() -> None:
     messages = "\n".join(tables.columns())
     names = [*METRICS, *DIRECTED, *MEASURED, *OF_WEIGHTS]
     assert [name for name in names if f"| `{name}` |" not in messages] == []
-
-
-@pytest.mark.parametrize("path", sorted(REFERENCE.glob("**/claims.csv")), ids=lambda path: path.parent.name)
-def test_every_claim_has_a_verdict_and_a_figure(path: Path) -> None:
-    rows = list(csv.DictReader(path.open(newline="")))
-    assert rows
-    for row in rows:
-        assert Verdict(row["verdict"])
-        assert row["claim"]
-        assert row["figure"]
-        assert row["sentence"].endswith(".")
 
 
 def test_the_numbers_of_the_findings_are_those_of_the_reference_results() -> None:

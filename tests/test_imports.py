@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -174,25 +173,6 @@ VALUES = tuple(f"attention.{name}" for name in ("accepts", "mask", "precision", 
 def test_kernels_and_value_objects_know_value_objects_alone() -> None:
     assert not beyond(of("attention.kernels"), "attention.kernels", *VALUES)
     assert not beyond(of(*VALUES), *VALUES)
-
-
-def test_help_waits_for_nothing() -> None:
-    entry = ("main", "launch", "compose", "exit_codes", "commands", "jobs", "tools", "progress", "schema")
-    quick = of(*(f"cli.{name}" for name in entry))
-    light = ("distributions", "groups", "mask", "precision", "problem", "softmax", "tiling")
-    values = of(*(f"attention.{name}" for name in light))
-    quick += ["numdev.attention", *values, *of("arithmetic"), "numdev.settings", "numdev.errors"]
-    quick += ["numdev.training", "numdev.training.rung"]
-    inner = [name for name in MODULES if re.match(r"numdev\.(attention|training)\.(?!rung$)", name) and name not in values]
-    others = [name.removeprefix("numdev.") for name in inner]
-    heavy = inside(
-        "api",
-        *others,
-        "measurement",
-        "results",
-        *(f"cli.{name}" for name in ("build", "expand", "figures", "map", "point", "show", "studies")),
-    )
-    assert not forbidden(quick, "torch", "scipy", "numpy", *heavy, late_too=False)
 
 
 @pytest.mark.parametrize("folder", ["hydra_plugins", "benchmarks", "experiments", "docs_hooks"])

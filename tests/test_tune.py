@@ -63,13 +63,3 @@ def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, mon
     assert right(1.0)
     assert not right(1.5)
     assert not right(float("nan"))
-
-
-def test_where_no_candidate_is_right_the_table_stays(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = table.read_bytes()
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(tune.Candidate, "is_right", lambda candidate: False)
-    with pytest.raises(SystemExit, match="no candidate works for bf16, head_dim 64: {'wrong': 9, 'not launched': 0}"):
-        tune.main(["--formats", "bf16", "--head-dims", "64", "--masks", "none", "--out", str(table)])
-    assert table.read_bytes() == before

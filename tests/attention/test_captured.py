@@ -123,8 +123,17 @@ def test_a_gradient_that_cannot_be_used(tmp_path: Path) -> None:
     assert Captured(str(tmp_path / "2.safetensors"), "b").gradient(shape, 0) is None
 
 
-def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
-    """None, of another suffix, garbage, or cut short."""
+CHANGES: list[tuple[Callable[[Layers], Layers], str]] = [
+    (lambda t: {"query": t["a.q"], "key": t["a.k"]}, "it has key, query"),
+    (lambda t: {n: x for n, x in t.items() if n != "a.k"}, "a.q but no a.k"),
+    (lambda t: t | {"a.v": t["a.v"][:, :5].contiguous()}, "k and v must agree"),
+    (lambda t: t | {"a.q": t["a.q"][0]}, "3 or 4 dimensions, not (6, 3)"),
+    (lambda t: t | {"a.q": t["a.q"] / 0}, "a.q holds 72 NaN or infinite values"),
+]
+
+
+def test_files_and_contents_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    """None, of another suffix, garbage, cut short, or of other tensors."""
     refused(lambda: Captured(str(tmp_path / "none.safetensors")), hint="no such file")
     refused(lambda: Captured(str(tmp_path / "x.pt")), hint="ends in .safetensors")
     path = tmp_path / "x.safetensors"
@@ -132,21 +141,9 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"garbage", b"\x80\x02}q\x00.", *(whole[: len(whole) * tenths // 10] for tenths in (1, 5, 9))):
         path.write_bytes(content)
         refused(lambda: Captured(str(path)), hint="could not be read")
-
-
-@pytest.mark.parametrize(
-    ("change", "hint"),
-    [
-        (lambda t: {"query": t["a.q"], "key": t["a.k"]}, "it has key, query"),
-        (lambda t: {n: x for n, x in t.items() if n != "a.k"}, "a.q but no a.k"),
-        (lambda t: t | {"a.v": t["a.v"][:, :5].contiguous()}, "k and v must agree"),
-        (lambda t: t | {"a.q": t["a.q"][0]}, "3 or 4 dimensions, not (6, 3)"),
-        (lambda t: t | {"a.q": t["a.q"] / 0}, "a.q holds 72 NaN or infinite values"),
-    ],
-)
-def test_contents_that_cannot_be_used(tmp_path: Path, change: Callable[[Layers], Layers], hint: str) -> None:
-    path = save(tmp_path / "x.safetensors", change(layers("a")))
-    refused(lambda: Captured(path), hint=hint)
+    for number, (change, hint) in enumerate(CHANGES):
+        changed = save(tmp_path / f"{number}.safetensors", change(layers("a")))
+        refused(lambda changed=changed: Captured(changed), hint=hint)  # type: ignore[misc]
 
 
 def test_the_digest_is_that_of_the_content(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -255,18 +256,11 @@ def test_a_problem_larger_than_memory_is_refused_before_it_starts(bench: Bench, 
 
 
 def test_keys(bench: Bench) -> None:
-    keys = [
-        bench.key(problem, variant, baseline, seeds)
-        for problem in (NORMAL, UNIFORM)
-        for variant in (KERNEL, Exact())
-        for baseline in (None, BASELINE)
-        for seeds in (1, 2)
-    ]
+    points: Any = itertools.product((NORMAL, UNIFORM), (KERNEL, Exact()), (None, BASELINE), (1, 2))
+    keys = [bench.key(*point) for point in points]
     assert len(set(keys)) == len(keys)
-    assert bench.key(NORMAL, KERNEL, BASELINE, 2) == Bench(Exact(), "cpu").key(NORMAL, KERNEL, BASELINE, 2)
-    record = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2)
-    assert record.key == bench.key(NORMAL, KERNEL, BASELINE, 2)
-    assert record.config == bench.config(NORMAL, KERNEL, BASELINE, 2)
+    record, how = bench.measure(NORMAL, KERNEL, BASELINE, seeds=2), (NORMAL, KERNEL, BASELINE, 2)
+    assert (record.key, record.config) == (Bench(Exact(), "cpu").key(*how), bench.config(*how))
     assert record.environment == bench.environment()
 
 

@@ -18,9 +18,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point, Runner
-from numdev.report.document.export import environments, to_csv
 from numdev.report.document.report import make_report
-from numdev.report.reading.columns import dictionary, meaning
 from numdev.report.reading.frames import load
 from numdev.results.record import Column, Status, Use
 from numdev.results.store import LONG, Store
@@ -124,10 +122,5 @@ def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
     assert result.rows[["label.n", "seed", "input"]].to_numpy().tolist() == [[16, s, i] for s in range(3) for i in "qkv"]
     assert result.points["kind"].tolist() == ["largest"] * 2
     assert result.points["status"].tolist() == ["unsupported", "ok"]
-    assert meaning("largest", result.columns) == ("absolute, in the units of the output", "largest entry")
-    messages = dictionary({"results.csv": result.rows.columns}, result.columns)
-    assert all(f"| `{name}` |" in messages for name in ("seed", "input", "largest"))
-    assert to_csv(result.rows).startswith(b"study,scenario,key")
-    assert environments(result)
     with pytest.raises(BadInput, match="holds no results of deviation but mine of largest"):
         load(store, kind="deviation")

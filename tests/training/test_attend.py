@@ -186,15 +186,7 @@ def test_another_softmax_is_no_attention() -> None:
     assert not seen.elsewhere
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        TILED,
-        VanillaBackward(BF16),
-        SdpaBackward(nd.Backend.FLASH),
-    ],
-    ids=lambda variant: type(variant).__name__,
-)
+@pytest.mark.parametrize("variant", [TILED, VanillaBackward(BF16), SdpaBackward(nd.Backend.FLASH)], ids=repr)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_implementation_computes_both_passes(x: Tensor, variant: Variant, dtype: torch.dtype) -> None:
     """Half of BF16's ulp is 2^-9 of a number, and a dozen such roundings lie between q and a weight's gradient.
@@ -429,40 +421,32 @@ def test_compiled_models() -> None:
 class TestOnAGpu:
     """No call waits for the device, a step can be captured, and torch's own threads compute what was asked for."""
 
-    @staticmethod
-    def variant() -> TritonBackward:
-        return TritonBackward(nd.Triton(BF16), BF16)
-
-    @staticmethod
-    def step(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        with torch.autocast("cuda", torch.bfloat16):
-            out = model(x)
-        out.float().square().mean().backward()  # type: ignore[no-untyped-call]
-        return out
-
-    @staticmethod
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
-        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda()
+    variant = TritonBackward(nd.Triton(BF16), BF16)
 
     def test_nothing_waits_and_a_step_is_captured(self) -> None:
-        model, x = self.model(), torch.randn(4, 128, 256, device="cuda")
-        with nd.attend(self.variant()) as seen:
+        layer = nn.TransformerEncoderLayer(256, 4, 512, dropout=0.0, batch_first=True)
+        model, x = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).cuda(), torch.randn(4, 128, 256, device="cuda")
+
+        def step() -> None:
+            with torch.autocast("cuda", torch.bfloat16):
+                out = model(x)
+            out.float().square().mean().backward()
+
+        with nd.attend(self.variant) as seen:
             for _ in range(3):  # compiles, and warms up as torch's documentation has it
                 model.zero_grad(set_to_none=True)
-                self.step(model, x)
+                step()
             expected = [p.grad.clone() for p in model.parameters() if p.grad is not None]
             torch.cuda.synchronize()
             torch.cuda.set_sync_debug_mode("error")
             try:
-                self.step(model, x)
+                step()
             finally:
                 torch.cuda.set_sync_debug_mode("default")
             graph = torch.cuda.CUDAGraph()
             model.zero_grad(set_to_none=True)
             with torch.cuda.graph(graph):
-                self.step(model, x)
+                step()
         graph.replay()
         torch.cuda.synchronize()
         assert seen.calls == 10
@@ -474,8 +458,8 @@ class TestOnAGpu:
         q, mask = torch.randn(2, 2, 64, 64, device="cuda").bfloat16(), torch.ones(2, 1, 1, 64, dtype=torch.bool, device="cuda")
         mask[1, ..., 40:] = False
         expected = kept_by_name(q, q, q, attn_mask=mask)
-        with pytest.raises(Unsupported, match="^attn_mask: it lies on cuda"), nd.attend(self.variant()):
+        with pytest.raises(Unsupported, match="^attn_mask: it lies on cuda"), nd.attend(self.variant):
             functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
-        with nd.attend(self.variant(), read_masks=True):
+        with nd.attend(self.variant, read_masks=True):
             got = functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
         assert torch.allclose(got.float(), expected.float(), rtol=2**-7, atol=2**-7)

@@ -36,14 +36,8 @@ def test_the_same_run_has_the_same_bits(tmp_path: Path, numerics: Numerics) -> N
 
 def test_a_rung_that_differs_has_other_bits(tmp_path: Path) -> None:
     reference = trained(toy(), tmp_path / "reference")
-    rungs: list[dict[str, Any]] = [
-        {"init": 1},
-        {"order": 1},
-        {"ranks": 2},
-        {"ulp": 4096},
-        {"ulp": -4096},
-        {"numerics": Numerics.FP16},
-    ]
+    rungs: list[dict[str, Any]] = [{"init": 1}, {"order": 1}, {"ranks": 2}, {"ulp": 4096}, {"ulp": -4096}]
+    rungs += [{"numerics": Numerics.FP16}]
     for rung in rungs:
         other = trained(toy(**rung), tmp_path / str(rung))
         assert other.checksum != reference.checksum

@@ -15,7 +15,7 @@ from numdev.report.reading.frames import load
 from numdev.report.studies.registry import claims_of
 from numdev.results.store import Store
 from tests.cli.commands import Command
-from tests.docs_commands import blocks
+from tests.test_docs import blocks
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = ROOT / "examples" / "own_study" / "configs" / "study"

@@ -1,7 +1,8 @@
-"""A kind of measurement of one's own: two classes, and it is run, stored, read and explained like those that ship."""
+"""A kind of measurement of one's own: two classes, and it is run, stored, read and explained; what a runner keeps."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import ClassVar
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
+from torch import Tensor, zeros
 
 from numdev.attention.exact import Exact
 from numdev.attention.operation import ATTENTION
@@ -17,7 +21,7 @@ from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.operation import Operation
-from numdev.measurement.runner import Context, Findings, Kind, Point, Runner
+from numdev.measurement.runner import Context, Findings, Kept, Kind, Point, Runner
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import load
 from numdev.results.record import Column, Status, Use
@@ -124,3 +128,28 @@ def test_a_report_reads_its_rows_and_says_what_they_mean(store: Store) -> None:
     assert result.points["status"].tolist() == ["unsupported", "ok"]
     with pytest.raises(BadInput, match="holds no results of deviation but mine of largest"):
         load(store, kind="deviation")
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(1, 5)), max_size=40), st.integers(1, 12))
+def test_it_is_a_dictionary_that_evicts_the_least_recently_used(uses: list[tuple[int, int]], limit: int) -> None:
+    """Against a model; the sizes of a key's value differ, one larger than the limit is kept alone."""
+    kept, model, made = Kept(8 * limit), OrderedDict[int, int](), list[int]()
+    for key, size in uses:
+
+        def make(key: int = key, size: int = size) -> tuple[Tensor, ...]:
+            made.append(key)
+            return tuple(zeros(1).double() for _ in range(size))
+
+        before = len(made)
+        kept.get(key, make)
+        assert (len(made) > before) == (key not in model)
+        model.setdefault(key, min(size, limit))
+        model.move_to_end(key)
+        while sum(model.values()) > limit:
+            model.popitem(last=False)
+
+
+def test_a_value_that_needs_others_is_kept_with_them() -> None:
+    kept = Kept(1 << 10)
+    assert kept.get("sum", lambda: kept.get("one", lambda: 1) + kept.get("two", lambda: 2)) == 3
+    assert kept.get("one", lambda: 5) == 1

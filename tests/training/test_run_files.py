@@ -5,8 +5,12 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import random
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -77,10 +81,40 @@ def test_the_scale_of_the_loss_that_steps_have_halved_is_part_of_a_checkpoint(
     assert resumed.checksum == unbroken.checksum
 
 
+KILLS = 3
+
+
+def main(folder: Path) -> None:
+    """Train, be killed, and again, and print the last checkpoint of each process.
+
+    Forks, so that torch is imported once, with all that the first run of a process waits for.
+    """
+    torch.set_num_threads(1)
+    loop._CHECKPOINT_SECONDS = 0.0
+    with tempfile.TemporaryDirectory() as first:
+        trained(toy(1, Numerics.FP16), Path(first))
+    draw = random.Random(0)
+    for _ in range(KILLS):
+        before = set(sealed(folder, "checkpoint").values())
+        child = os.fork()
+        if not child:
+            trained(toy(40, Numerics.FP16), folder)
+            os._exit(0)
+        while set(sealed(folder, "checkpoint").values()) <= before:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.05))
+        os.kill(child, signal.SIGKILL)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL:
+            return
+        print(max(sealed(folder, "checkpoint")))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 def test_sigkill_at_any_moment_and_resume_end_with_the_same_bits(tmp_path: Path) -> None:
     run, folder = toy(40, Numerics.FP16), tmp_path / "killed"
-    ran = subprocess.run([sys.executable, "-m", "tests.training.killed", str(folder)], capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, "-m", __name__, str(folder)], capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     killed = [int(word) for word in ran.stdout.split()]
     assert len(killed) >= 2, "the process was to be killed some times before it ended"
@@ -174,3 +208,7 @@ def test_snapshots_are_ordinary_safetensors_in_fp32_with_buffers_apart(tmp_path:
     assert checksum(dict(model.named_parameters())) == checksum(run.weights(5)) == run.checksum
     with pytest.raises(BadInput, match="snapshots of steps 0, 1, 2, 4, 5"):
         run.weights(3)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

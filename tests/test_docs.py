@@ -201,16 +201,6 @@ class TestSite:
             check(html.unescape(re.sub(r"<[^>]+>", "", text)), tmp_path)
 
 
-def test_a_number_of_a_table_is_the_cell_of_one_row() -> None:
-    text = (REFERENCE / "cpu" / "claims.csv").read_text()
-    result = figure("cpu/claims.csv", claim="fig4", scenario="uniform_each")
-    assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\]", result)
-    assert f'"{result}"' in text
-    assert (
-        figure("cpu/claims.csv", r"^([\d.]+)", ".0f", claim="fig4", scenario="uniform_each") == f"{float(result.split()[0]):.0f}"
-    )
-
-
 @pytest.mark.parametrize("row", [{"claim": "fig4"}, {"claim": "fig4", "scenario": "uniform_each", "pick": "a penny (x)"}])
 def test_what_names_nothing_or_more_than_one_number_is_refused(row: dict[str, str]) -> None:
     with pytest.raises(LookupError, match="rows have|finds nothing"):

@@ -15,7 +15,6 @@ import torch
 from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.image import imread
 from scipy.spatial.distance import cosine
 from scipy.stats import wasserstein_distance
 
@@ -31,7 +30,6 @@ from numdev.training.weights import (
     RUN,
     WEIGHTS,
     WeightsOverTraining,
-    contact_sheet,
     deviations,
     finished,
     shown,
@@ -197,13 +195,3 @@ class TestRuns:
         assert kind.config(point)["seeds"] == 1  # what a study refuses has a key too
         with pytest.raises(BadInput, match=r"problem: 'int'|variant: 'x'|baseline: 'NoneType'"):
             kind.run(point, Context(CPU, 1, Kept(0)))
-
-
-def test_pictures_stand_in_rows(tmp_path: Path) -> None:
-    pictures = torch.linspace(-1, 1, 10).reshape(10, 1, 1, 1).expand(10, 3, 4, 4)
-    (tmp_path / "a.png").write_bytes(contact_sheet(pictures))
-    read = torch.from_numpy(imread(tmp_path / "a.png")[::3, ::3, 0])
-    assert read.shape == (4 + 2 + 4, 8 * 6 - 2)
-    values = [float(read[6 * (place // 8), 6 * (place % 8)]) for place in range(10)]
-    assert values == pytest.approx([place / 9 for place in range(10)], abs=1 / 255)
-    assert float(read[6, 12]) == 1.0, "what no picture covers is white"

@@ -114,12 +114,16 @@ IMPOSSIBLE: list[tuple[bool, tuple[float, ...], int, tuple[int, ...]]] = [
 ]
 
 
-def test_impossible_exponentials_are_refused() -> None:
+def test_impossible_exponentials_and_recurrences_are_refused() -> None:
     makers = [partial(Exponential, *values) for values in IMPOSSIBLE] + [partial(Exponential.parse, "exp3")]
     makers += [partial(Exponential.polynomial, (1.0, 0.7), share) for share in (0.0, 1.5, math.nan, 1e-4)]
     for make in makers:
         with pytest.raises(BadInput, match=r"^softmax\.exp: "):
             make()
+    bad = {"rescale_threshold": (-1.0, math.inf), "p_scale": (0.0, math.nan), "tie_shift": (1.0,)}
+    for field, value in ((field, value) for field, values in bad.items() for value in values):
+        with pytest.raises(BadInput, match=rf"^softmax\.{field}: "):
+            OnlineSoftmax(**{field: value})  # type: ignore[arg-type]
 
 
 def next_maximum(soft: OnlineSoftmax, m: Tensor, s: Tensor) -> Tensor:
@@ -144,12 +148,3 @@ def test_running_maximum_is_that_of_each_row(
     old = torch.tensor([[m] for m, _ in rows], dtype=torch.float64)
     got = next_maximum(soft, old, torch.tensor([s for _, s in rows], dtype=torch.float64))
     assert got[:, 0].tolist() == [new_maximum(m, largest_of(s, soft, Cast(FP64), torch.float64), soft) for m, s in rows]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("rescale_threshold", -1.0), ("rescale_threshold", math.inf), ("p_scale", 0.0), ("p_scale", math.nan), ("tie_shift", 1.0)],
-)
-def test_impossible_variants_are_refused(field: str, value: float) -> None:
-    with pytest.raises(BadInput, match=rf"^softmax\.{field}: "):
-        OnlineSoftmax(**{field: value})  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 import numdev as nd
 from numdev.results.store import Store
 from tests.cli.commands import Command, refusal
-from tests.test_example_rmsnorm import CONFIGS, RMSNORM
+from tests.test_examples import CONFIGS, RMSNORM
 
 TINY = ("problem.head_dim=8", "seeds=2", "device=cpu")
 SWEEP = (*TINY, "tiling.bc=8", "-m", "problem.n=16,32,64", "precision=bf16,fp16")

@@ -1,9 +1,10 @@
-"""A second operation, outside the package: numdev measures, sweeps, times, reports and compares it, and knows no line of it."""
+"""The examples: an operation outside the package, which numdev does not know, studies as YAML alone, and a callback for MLflow."""
 
 from __future__ import annotations
 
 import csv
 import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -12,17 +13,25 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from numdev import settings
 from numdev.arithmetic.formats import Format
 from numdev.cli import build
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
+from numdev.report.claims.verdicts import judge
+from numdev.report.document.context import Part, context
+from numdev.report.reading.frames import load
+from numdev.report.studies.registry import claims_of
 from numdev.results.record import Status
 from numdev.results.store import Store
-from tests.cli.commands import Command, unless
+from tests.cli.commands import SMALL, STUDY, Command, unless
+from tests.test_docs import blocks
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "rmsnorm"
+REPOSITORY = Path(__file__).resolve().parent.parent
+EXAMPLE, MLFLOW = REPOSITORY / "examples" / "rmsnorm", REPOSITORY / "examples" / "mlflow"
+STUDIES = REPOSITORY / "examples" / "own_study" / "configs" / "study"
 CONFIGS = ("--config-dir", str(EXAMPLE / "configs"))
 RMSNORM = ("operation=rmsnorm", "problem.rows=4", "problem.hidden=64", "seeds=2", "device=cpu")
 
@@ -40,7 +49,7 @@ def rmse(record: Any, output: str) -> float:
 
 
 def test_numdev_does_not_know_it() -> None:
-    root = EXAMPLE.parent.parent
+    root = REPOSITORY
     files = [*(root / "numdev").rglob("*.py"), *(root / "hydra_plugins").rglob("*.py"), *(root / "configs").rglob("*.yaml")]
     assert len(files) > 100
     assert not [path for path in files if "rmsnorm" in path.read_text().replace("nn.RMSNorm", "").lower()]
@@ -162,3 +171,85 @@ class TestByTheCommandLine:
             rows = list(csv.DictReader(file))
         assert {(row["operation"], row["label.norm"]) for row in rows} == {("rmsnorm", "torch"), ("rmsnorm", "emulation")}
         assert all(float(row["latency"]) > 0 for row in rows)
+
+
+def small(name: str) -> dict[str, Any]:
+    """A study of the example at toy size, written to `mine/study`."""
+    study: dict[str, Any] = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+    study["base"] |= {"problem.head_dim": 8, "tiling.br": 16, "tiling.bc": 16, "seeds": 3}
+    study["axes"] |= {"problem.n": [16, 64]}
+    folder = Path("mine/study")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    return study
+
+
+def test_the_guide_shows_the_example() -> None:
+    """So that what the guide explains is what is run here."""
+    (shown,) = (block for block in blocks(REPOSITORY / "docs/how-to/add-study.md") if block.file == "mine/study/accumulator.yaml")
+    assert shown.text == (STUDIES / "accumulator.yaml").read_text()
+
+
+@pytest.mark.parametrize("name", ["accumulator", pytest.param("gradient_of_q", marks=pytest.mark.slow)])
+def test_it_has_question_table_figure_and_verdicts(name: str, numdev: Command) -> None:
+    study = small(name)
+    ran = numdev("measure", "--config-dir", "mine", f"study={name}", "device=cpu")
+    assert ran.code == 0, ran.err
+    ran = numdev("report", "results=results", "out=out", "format=csv")
+    assert ran.code == 0, ran.err
+    assert "note:" not in ran.out
+    with Path("out/claims.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    texts = [claim["claim"] for claim in study["claims"]]
+    assert list(dict.fromkeys(row["text"] for row in rows)) == texts
+    titles = [own["title"] for own in study.get("scenarios", {"default": {"title": study["title"]}}).values()]
+    assert [row["scenario.title"] for row in rows] == titles * len(texts)
+    assert {row["verdict"] for row in rows} <= {"holds", "fails", "undecided"}, "everything was measured"
+    assert {row["verdict"] for row in rows} & {"holds", "fails"}, "and something is decided"
+    assert {path.name for path in Path("out/figures").iterdir()} == {f"{name}.svg", f"{name}.png"}
+    drawn = Path(f"out/figures/{name}.svg")
+    metric = "RMSE of dq from golden" if name == "gradient_of_q" else "RMSE of out from golden"
+    assert f"{metric} over " in drawn.read_text()
+
+    results = load(Store(Path("results")))
+    (section,) = context([Part(results, judge(claims_of(results), results))])["sections"]
+    assert (section["title"], section["question"]) == (study["title"], study["question"])
+    assert section["measured"].startswith(f"{len(results.points)} points: sequence length N (16, 64), ")
+    assert [claim["text"] for claim in section["claims"]] == texts
+    assert [len(table["rows"]) for table in section["tables"]] == [2 * len(results.points)]
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The runs that MLflow has, by their status of numdev and first setting; the callback writes to the same place."""
+    mlflow = pytest.importorskip("mlflow")
+    uri = (tmp_path / "mlruns").as_uri()
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = mlflow.MlflowClient(uri)
+    return lambda: client.search_runs([client.get_experiment_by_name("numdev").experiment_id])
+
+
+def test_every_point_of_a_sweep_and_of_a_study_is_a_run_once(numdev: Command, tmp_path: Path, runs: Any) -> None:
+    mine = tmp_path / "configs"
+    (mine / "study").mkdir(parents=True)
+    (mine / "study" / "toy.yaml").write_text(STUDY.replace("[8, 16, 32]", "[16]").replace("[bf16, fp16]", "[bf16]"))
+    usual = ("--config-dir", str(MLFLOW / "configs"), "hydra/callbacks=mlflow", "results=r")
+    for _ in range(2):
+        assert numdev("measure", *usual, *SMALL, "-m", "precision=bf16,fp16").code == 0
+    sweep = {run.data.params["variant.precision.name"]: run for run in runs()}
+    assert (len(runs()), set(sweep)) == (2, {"bf16", "fp16"})
+    record = json.loads((tmp_path / "r" / "records" / f"{sweep['bf16'].data.tags['numdev.key']}.json").read_text())
+    places = ("variant", "out", "golden")
+    row = next(r for r in record["tables"]["deviation"] if (r["subject"], r["output"], r["reference"]) == places)
+    assert sweep["bf16"].data.metrics["out.variant.golden.rmse"] == pytest.approx(row["rmse"])
+    assert "precision=bf16" in sweep["bf16"].info.run_name
+
+    study = (f"hydra.searchpath=[{mine}]", "study=toy", "device=cpu")
+    assert numdev("measure", *usual, *study).code == 0
+    (run,) = [run for run in runs() if run.data.tags.get("numdev.study")]
+    assert run.info.run_name.endswith("precision=bf16 tiling.bc=16")
+    assert numdev("measure", *usual, *SMALL, "attention=triton").code in (0, 3)
+    states = {run.data.tags["numdev.status"]: run.info.status for run in runs()}
+    assert states["ok"] == "FINISHED"
+    assert states.get("unsupported", "FAILED") == "FAILED"

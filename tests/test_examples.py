@@ -1,4 +1,4 @@
-"""The examples: an operation outside the package, which numdev does not know, studies as YAML alone, and a callback for MLflow."""
+"""The examples: an operation outside the package, unknown to numdev, studies as YAML alone, and a callback for MLflow."""
 
 from __future__ import annotations
 

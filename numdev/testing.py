@@ -11,7 +11,6 @@ It fails with the text of the certificate, and leaves `certificate-TEST.json` be
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,29 +54,27 @@ def assert_as_accurate_as(
     """
     from numdev.attention.base import check_shapes, softmax_scale
     from numdev.attention.mask import Mask
-    from numdev.attention.precision import Precision
-    from numdev.certification.accuracy import judge, permitted, ratios
-    from numdev.certification.cases import Given, Inputs
+    from numdev.certification.accuracy import FIGURES, Predictions, judge
+    from numdev.certification.cases import Inputs
     from numdev.certification.culprit import find
-    from numdev.certification.predictions import Known, Predictions
 
     mask = mask or Mask()
     check_shapes(q, k, v, mask)
     inputs = Inputs({"q": q.detach().cpu(), "k": k.detach().cpu(), "v": v.detach().cpu()}, mask, softmax_scale(q, scale))
-    known = Known(Predictions(Precision.parse(precision), q.shape[-1], None), Given(inputs=inputs), 0)
+    known = Predictions(precision, q.shape[-1], None).on("own inputs", inputs)
     outputs = {name: x.detach().cpu() for name, x in (("out", out), ("lse", lse)) if x is not None}
-    judged = [each for each in judge("these inputs", [ratios(known, outputs)[0]], margin) if each.figure != "bias"]
-    wrong = [each for each in judged if not each.ratio <= each.limit]
-    if not wrong:
+    judged = [each for each in judge(known.ratios(outputs), margin) if each.figure != "bias"]
+    wrong = next((each for each in judged if not each.ratio <= each.limit), None)
+    if wrong is None:
         return
-    first, golden = wrong[0], known.golden[wrong[0].output]
-    error = (outputs[first.output].double() - golden).abs()
-    worst = tuple(int(i) for i in (error.nan_to_num(float("inf")) == error.nan_to_num(float("inf")).max()).nonzero()[0])
-    most, culprit = getattr(permitted(known, first.output), first.figure), find(known.predictions, [(known, outputs)])
+    x, golden = outputs[wrong.output], known.golden[wrong.output]
+    error = (x.double() - golden).abs().nan_to_num(float("inf"))
+    worst = tuple(int(i) for i in (error == error.max()).nonzero()[0])
+    most = float(known.permitted[wrong.output][0, FIGURES.index(wrong.figure)])
     raise AssertionError(
-        f"{first.figure} of {first.output} is {first.ratio:.3g} times what {precision} permits ({most:.3g}); "
-        f"the limit is {first.limit:.3g}. Worst at {list(worst)}: {float(outputs[first.output][worst]):.6g}, exact "
-        f"{float(golden[worst]):.6g}. The kernel {culprit.sentence()}."
+        f"{wrong.figure} of {wrong.output} is {wrong.ratio:.3g} times what {precision} permits ({most:.3g}); "
+        f"the limit is {wrong.limit:.3g}. Worst at {list(worst)}: {float(x[worst]):.6g}, exact {float(golden[worst]):.6g}. "
+        f"The kernel {find([(known, outputs)]).sentence()}."
     )
 
 
@@ -87,28 +84,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("numdev").addoption("--numdev-depth", default="quick", choices=("quick", "full"), help=text)
 
 
-@dataclass(frozen=True)
-class Certifier:
-    """What the fixture `certify` is."""
+@pytest.fixture
+def certify(request: pytest.FixtureRequest) -> Callable[..., Certificate]:
+    """Certifies a kernel, see `numdev.certify`, and fails the test unless it is as accurate as its policy permits."""
+    junit, depth = request.config.getoption("xmlpath", None), str(request.config.getoption("--numdev-depth"))
 
-    depth: str
-    path: Path | None
-
-    def __call__(self, kernel: object, precision: str = "kernel_bf16", **settings: Any) -> Certificate:
-        """The certificate of a kernel, see `numdev.certify`; fails the test unless it passes."""
+    def run(kernel: object, precision: str = "kernel_bf16", **settings: Any) -> Certificate:
         from numdev.certification.certificate import Depth, certify
 
-        certificate = certify(kernel, precision, depth=Depth(self.depth), **settings)
-        if self.path is not None:
-            self.path.write_bytes(certificate.json())
+        certificate = certify(kernel, precision, depth=Depth(depth), **settings)
+        if junit:
+            name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
+            Path(junit).resolve().with_name(f"certificate-{name}.json").write_bytes(certificate.json())
         if certificate.exit_code:
             pytest.fail(certificate.text(), pytrace=False)
         return certificate
 
-
-@pytest.fixture
-def certify(request: pytest.FixtureRequest) -> Callable[..., Certificate]:
-    """Certifies a kernel and fails the test unless it is as accurate as its policy permits."""
-    junit, depth = request.config.getoption("xmlpath", None), str(request.config.getoption("--numdev-depth"))
-    name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
-    return Certifier(depth, Path(junit).resolve().parent / f"certificate-{name}.json" if junit else None)
+    return run

@@ -1,4 +1,4 @@
-"""How large the error of a kernel is beside what its policy permits, case by case, and what that decides.
+"""The errors that a policy permits on a case, predicted once and kept on disk, and how those of a kernel compare.
 
 Permitted is the largest error among the kernels of the declared policy: tiled attention in the usual tiles, in either order, with
 and without lazy rescales, and with split keys. A ratio of 1 is that; its interval is Student's t over the seeds, in logarithms,
@@ -7,27 +7,198 @@ where kernel and prediction have the same inputs.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from numdev.arithmetic.formats import Format
-from numdev.certification.catalogue import Outputs
-from numdev.certification.predictions import Known
-from numdev.results.record import student_quantile
+from numdev.attention.tiling import Tiling
+from numdev.certification.candidates import FORWARD, OF_KEYS, Candidate, Layouts, Outputs, Pass
+from numdev.certification.cases import Case, Inputs
+from numdev.results.record import student_quantile, write_atomically
+from numdev.sources import digest
 
 ABSURD = 1e9
 """The ratio of a result that is not finite, or not 0, where golden is."""
+FIGURES = ("rmse", "largest", "bias")
 LIMIT_OF_LARGEST = 2.0
 """Of the largest error and the bias, beside the margin of the RMSE: so much they differ between tiles of one policy."""
 _LIMIT_OF_LSE = 2.0
 # An LSE is a sum of a maximum and a logarithm, each rounded to FP32; this, relative to it, is what exp2 and log2 may add.
-LSE_FLOOR = 2.0**-19
+_LSE_FLOOR = 2.0**-19
 _MOST_SEEDS = 1000
-_DECIDES = 3.0  # times the permitted error that zeros have to err, for a case to tell a kernel from zeros
+DECIDES = 3.0
+"""Times the permitted error that zeros have to err, for a case to tell a kernel from zeros."""
+Page = dict[str, Outputs]
+
+
+def default_folder() -> Path:
+    """Where predictions are kept: `numdev` in the user's folder of caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numdev" / "predictions"
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions of one declared policy, which serve every kernel.
+
+    Attributes:
+        precision: preset of the policy.
+        head_dim: of the cases that do not have their own.
+        folder: where they are kept; None keeps them in memory alone.
+    """
+
+    precision: str
+    head_dim: int = 64
+    folder: Path | None = field(default_factory=default_folder)
+    of_pass: Pass = FORWARD
+
+    @cached_property
+    def policy(self) -> Any:
+        return self.of_pass.policy(self.precision)
+
+    @cached_property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple({each.name: each for each in self.of_pass.catalogue(self.policy)}.values())
+
+    @cached_property
+    def _known(self) -> dict[str, Known]:
+        return {}
+
+    def of(self, case: Case, seeds: range) -> Known:
+        """What is known of some replicates of a case before any kernel runs."""
+        name = f"{case.name} {seeds}"
+        if name not in self._known:
+            self._known[name] = self.on(name, case.draw(seeds, self.policy.output.to, self.head_dim))
+        return self._known[name]
+
+    def on(self, name: str, inputs: Inputs) -> Known:
+        """Likewise of inputs that somebody has made."""
+        return Known(self, name, self.of_pass.prepare(inputs, self.precision))
+
+    def kept(self, name: str, make: Callable[[], Page]) -> Page:
+        """A page of predictions, from disk where it was made before."""
+        if self.folder is None:
+            return make()
+        text = f"{digest()} {torch.__version__} {self.policy} {self.head_dim} {name}"
+        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pt"
+        if path.is_file():
+            known: Page = torch.load(path, weights_only=True)
+            return known
+        page, data = make(), io.BytesIO()
+        torch.save(page, data)
+        write_atomically(path, data.getvalue())
+        return page
+
+
+@dataclass(frozen=True)
+class Known:
+    """Some replicates of a case: inputs, golden, and predictions; `whole` is what they are the first replicate of."""
+
+    predictions: Predictions
+    name: str
+    inputs: Inputs
+    whole: Known | None = None
+
+    @cached_property
+    def first(self) -> Known:
+        """Of the first replicate alone."""
+        return self if self.inputs.replicates == 1 else Known(self.predictions, f"first of {self.name}", self.inputs.first, self)
+
+    def of_first(self, outputs: Outputs) -> Outputs:
+        """The outputs of the first replicate in their formats, in which predictions are, whatever the kernel returns."""
+        first = {name: x[: len(x) // self.inputs.replicates].float() for name, x in outputs.items()}
+        return {name: x if name == "lse" else self.predictions.policy.output(x) for name, x in first.items()}
+
+    @cached_property
+    def golden(self) -> Outputs:
+        """The exact outputs of the rounded inputs, in FP64."""
+        golden = self.predictions.of_pass.golden(self.inputs)
+        return {name: golden[name] for name in self.predictions.of_pass.outputs}
+
+    @cached_property
+    def exact(self) -> Outputs:
+        """Those of golden that a kernel is compared with; see `rows`."""
+        return self.rows(self.golden)
+
+    def rows(self, outputs: Outputs) -> Outputs:
+        """The queries that see a key, and every key, `[replicates, numbers]` in FP64; what others hold is for a probe to say."""
+        q = self.inputs.tensors["q"]
+        seen = self.inputs.mask.seeing_rows(len(q), *self.inputs.sizes)[:, None].expand(q.shape[:-1])
+        rows = {name: x if name in OF_KEYS else x[seen] for name, x in outputs.items()}
+        return {name: x.double().reshape(self.inputs.replicates, -1) for name, x in rows.items()}
+
+    def declared(self, layouts: Layouts) -> Page:
+        """The declared policy in some tiles and orders, by their names."""
+        runs = {name: (candidate, tiling) for name, (tiling, candidate) in layouts.items()}
+        return self._page(f"{list(layouts)}", lambda: runs)
+
+    def catalogue(self, tiling: Tiling) -> Page:
+        """Every candidate, and every fault that changes these inputs, in some tiles; behind # stands the tile of a fault."""
+
+        def runs() -> dict[str, tuple[Candidate, Tiling]]:
+            faults = [Candidate(name, "", fault=name) for name in self.predictions.of_pass.faults(self.inputs, tiling)]
+            return {each.name: (each, tiling) for each in (*self.predictions.candidates, *faults)}
+
+        return self._page(f"catalogue {tiling}", runs)
+
+    def predict(self, candidate: Candidate, tiling: Tiling) -> Outputs:
+        return self.predictions.of_pass.predict(candidate, self.inputs, self.predictions.policy, tiling)
+
+    def _page(self, name: str, runs: Callable[[], dict[str, tuple[Candidate, Tiling]]]) -> Page:
+        def make() -> Page:
+            return {name: self.predict(*run) for name, run in runs().items()}
+
+        return self.predictions.kept(f"{self.name} {name}", make)
+
+    @cached_property
+    def permitted(self) -> dict[str, Tensor]:
+        """The largest `FIGURES` of each output among the kernels of the policy, `[replicates, figures]`."""
+        if self.whole is not None:
+            return {name: x[:1] for name, x in self.whole.permitted.items()}
+        family = [self.rows(each) for each in self.declared(self.predictions.of_pass.usual).values()]
+        return {name: torch.stack([figures(each[name] - exact) for each in family]).amax(0) for name, exact in self.exact.items()}
+
+    @cached_property
+    def floors(self) -> dict[str, Tensor]:
+        """What is added to each figure before it is compared: errors that nobody can avoid, or that are chance."""
+        floors = {}
+        for name, exact in self.exact.items():
+            rmse, nothing = self.permitted[name][:, 0], exact.new_zeros(len(exact))
+            own = _LSE_FLOOR * (1 + exact.abs().mean(-1)) if name == "lse" else nothing
+            spread = 3 * rmse / math.sqrt(exact.shape[-1])  # of the mean of independent errors of that size
+            floors[name] = torch.stack([own, nothing, spread], -1)
+        return floors
+
+    def ratios(self, outputs: Outputs) -> dict[str, Tensor]:
+        """The figures of each output over the permitted ones, `[replicates, figures]`; 1 of two that are 0."""
+        ratios = {}
+        for name, x in self.rows(outputs).items():
+            own, most = figures(x - self.exact[name]) + self.floors[name], self.permitted[name] + self.floors[name]
+            ratios[name] = torch.where(own == most, 1.0, own / most).clamp(max=ABSURD)
+        return ratios
+
+    @property
+    def zeros(self) -> float:
+        """How many times the permitted error a kernel that returns zeros has."""
+        name = self.predictions.of_pass.outputs[0]
+        zeros = self.ratios({name: torch.zeros_like(self.golden[name])})
+        return float(zeros[name][:, 0].mean())
+
+
+def figures(error: Tensor) -> Tensor:
+    """RMSE, largest error and bias of rows of errors; infinite where one is not finite."""
+    parts = error.pow(2).mean(-1).sqrt(), error.abs().amax(-1), error.mean(-1).abs()
+    return torch.stack(parts, -1).nan_to_num(math.inf, math.inf)
 
 
 class Verdict(Enum):
@@ -40,66 +211,12 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Figures of the error of an output over the rows that see a key: absolute, and the largest over `u max |golden|`."""
-
-    rmse: float
-    largest: float
-    bias: float
-    largest_u: float
-
-    @staticmethod
-    def of(x: Tensor, golden: Tensor, fmt: Format) -> Errors:
-        """Of `x` against a golden that is finite; infinite where x is not."""
-        error = x - golden
-        if not bool(error.isfinite().all()):
-            return Errors(math.inf, math.inf, math.inf, math.inf)
-        largest, scale = float(error.abs().max()), fmt.u * float(golden.abs().max())
-        return Errors(float(error.pow(2).mean().sqrt()), largest, abs(float(error.mean())), over(largest, scale))
-
-    @staticmethod
-    def most(every: Sequence[Errors]) -> Errors:
-        """The largest of each figure."""
-        return Errors(*(max(getattr(each, part) for each in every) for part in ("rmse", "largest", "bias", "largest_u")))
-
-
-def permitted(known: Known, output: str) -> Errors:
-    """The largest errors of an output among the kernels of the policy."""
-    golden, fmt = known.rows(known.golden)[output], known.predictions.formats[output]
-    return Errors.most([Errors.of(known.rows(each)[output], golden, fmt) for each in known.family.values()])
-
-
-def ratios(known: Known, outputs: Outputs) -> tuple[dict[tuple[str, str], float], dict[str, Errors]]:
-    """The errors of what a kernel returned over the permitted ones, by output and figure; and the errors."""
-    result, errors = {}, {}
-    for name, x in known.rows(outputs).items():
-        golden, most = known.rows(known.golden)[name], permitted(known, name)
-        own = errors[name] = Errors.of(x, golden, known.predictions.formats[name])
-        if name == "lse":
-            floor = LSE_FLOOR * (1.0 + float(golden.abs().mean()))
-            result[name, "rmse"] = over(own.rmse + floor, most.rmse + floor)
-            continue
-        spread = 3 * most.rmse / math.sqrt(golden.numel())  # of the mean of independent errors of that size
-        for part, extra in (("rmse", 0.0), ("largest", 0.0), ("bias", spread)):
-            result[name, part] = over(getattr(own, part) + extra, getattr(most, part) + extra)
-    return result, errors
-
-
-def over(own: float, most: float) -> float:
-    """The ratio of two errors; 1 of two that are 0, and at most `ABSURD`."""
-    if own == most == 0:
-        return 1.0
-    return min(own / most, ABSURD) if most > 0 and math.isfinite(own) else ABSURD
-
-
-@dataclass(frozen=True)
 class Judged:
     """A figure of an output on a case over its seeds: the ratio to what is permitted, its interval, and what that decides.
 
     Each side of the interval is exceeded in 5 of 100 times. `seeds_needed` would decide what is inconclusive.
     """
 
-    case: str
     output: str
     figure: str
     limit: float
@@ -110,34 +227,27 @@ class Judged:
     seeds_needed: int = 0
 
 
-def judge(case: str, of: Sequence[Mapping[tuple[str, str], float]], margin: float) -> list[Judged]:
+def judge(ratios: Mapping[str, Tensor], margin: float) -> list[Judged]:
     """Every figure of a case: FAIL where its interval lies above the limit, PASS below it, else the seeds that would decide."""
     judged = []
-    for output, figure in of[0]:
+    for output, figure in product(ratios, FIGURES):
+        if output == "lse" and figure != "rmse":
+            continue
         limit = _LIMIT_OF_LSE if output == "lse" else margin if figure == "rmse" else LIMIT_OF_LARGEST * margin
-        own = [each[output, figure] for each in of]
-        logs = [math.log(max(each, 1e-12)) for each in own]
-        centre, count = sum(logs) / len(logs), len(logs)
-        spread = math.sqrt(sum((each - centre) ** 2 for each in logs) / max(1, count - 1))
-        half, needed = _half(spread, count), 0
+        own = ratios[output][:, FIGURES.index(figure)]
+        logs, count, needed = own.clamp(min=1e-12).log(), len(own), 0
+        centre, spread = float(logs.mean()), float(logs.std()) if count > 1 else 0.0
+        half = _half(spread, count)
         low, high = math.exp(centre - half), math.exp(min(centre + half, 700.0))
-        verdict = Verdict.FAIL if low > limit or min(own) >= ABSURD else Verdict.PASS if high <= limit else Verdict.INCONCLUSIVE
+        fails = low > limit or float(own.min()) >= ABSURD
+        verdict = Verdict.FAIL if fails else Verdict.PASS if high <= limit else Verdict.INCONCLUSIVE
         if verdict is Verdict.INCONCLUSIVE:
             distance = abs(math.log(limit) - centre)
             needed = next((seeds for seeds in range(count + 1, _MOST_SEEDS) if _half(spread, seeds) < distance), _MOST_SEEDS)
-        judged.append(Judged(case, output, figure, limit, math.exp(centre), low, high, verdict, needed))
+        judged.append(Judged(output, figure, limit, math.exp(centre), low, high, verdict, needed))
     return judged
 
 
 def _half(spread: float, count: int) -> float:
+    """Half of the interval of a mean of logarithms."""
     return student_quantile(0.9, count - 1) * spread / math.sqrt(count) if count > 1 else 700.0 if spread else 0.0
-
-
-def error_of_zeros(known: Known) -> float:
-    """How many times the permitted error a kernel that returns zeros has on a case."""
-    return over(float(known.rows(known.golden)["out"].pow(2).mean().sqrt()), permitted(known, "out").rmse)
-
-
-def decides(zeros: float) -> bool:
-    """Whether a case with this `error_of_zeros` tells a kernel from one that returns zeros; others decide nothing alone."""
-    return zeros >= _DECIDES

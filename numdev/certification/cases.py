@@ -1,7 +1,7 @@
 """The inputs on which a kernel is judged: small problems, each of which makes some faults large.
 
-A case draws q, k and v in FP64 from its seed, rounds them once to the format of the kernel, and says what is masked. Its last
-tile is ragged for every size of a tile, since neither 1000 nor 150 is a multiple of 16.
+A case draws q, k, v and dO in FP64 from each of its seeds, rounds them once to the format of the kernel, and says what is masked.
+Replicates are batch entries. Its last tile is ragged for every size of a tile, since neither 1000 nor 150 is a multiple of 16.
 """
 
 from __future__ import annotations
@@ -30,51 +30,65 @@ from numdev.attention.problem import (
     draw_do,
 )
 
-Drawn = dict[str, Tensor]
-Change = Callable[[Drawn, float, Cast, torch.Generator], None]
+Tensors = dict[str, Tensor]
+Change = Callable[[Tensors, float, Cast, torch.Generator], None]
 _RISE = 12.0  # of the scores from the first key to the last, or back
-_COPIES = 4
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Rounded inputs of one replicate of a case, in the dtype of the kernel, on the CPU."""
+    """Rounded inputs of a case in the dtype of the kernel, on the CPU, whose replicates are batch entries."""
 
-    tensors: dict[str, Tensor]
+    tensors: Tensors
     mask: Mask
     scale: float
+    replicates: int = 1
 
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.tensors["q"], self.tensors["k"], self.tensors["v"]
 
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return self.tensors["q"].shape[-2], self.tensors["k"].shape[-2]
 
-def _columns(x: Drawn, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    @property
+    def first(self) -> Inputs:
+        """The first replicate."""
+        batch = len(self.tensors["q"]) // self.replicates
+        mask = replace(self.mask, key_lengths=self.mask.key_lengths and self.mask.key_lengths[:batch])
+        return Inputs({name: x[:batch] for name, x in self.tensors.items()}, mask, self.scale)
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share one of k and v."""
+        return self.tensors["q"].shape[1] // self.tensors["k"].shape[1]
+
+
+def _columns(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
     """Nearly constant columns of v: `O = c sum(P~) / l` shows what the row sum and the division lose, far below an ulp of c."""
     base = torch.linspace(1.0, 1.9, x["v"].shape[-1], dtype=torch.float64)
     x["v"] = base + torch.rand(x["v"].shape, generator=generator, dtype=torch.float64) / 8
 
 
-def _ramp(x: Drawn, scale: float, cast: Cast, generator: torch.Generator) -> None:
-    """Scores that rise with the key in even heads and fall in odd ones, so that either order of tiles meets rescales."""
-    keys, falls = x["k"].shape[-2], torch.arange(x["k"].shape[1]) % 2 == 1
-    rise = torch.linspace(0.0, _RISE, keys, dtype=torch.float64) / scale
-    x["q"][..., 0] = 1.0
-    x["k"][..., 0] = torch.where(falls[:, None], rise.flip(0), rise)
-
-
-def _null(x: Drawn, scale: float, cast: Cast, generator: torch.Generator) -> None:
+def _null(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
     """V with `softmax(S) V = 0` but for its own rounding: what is left of O are errors, of which the output keeps all bits."""
     weights = torch.softmax(cast(x["q"]) @ cast(x["k"]).mT * scale, -1)
     x["v"] = x["v"] - weights.mT @ torch.linalg.solve(weights @ weights.mT, weights @ x["v"])
 
 
-def _ramp_and_null(x: Drawn, scale: float, cast: Cast, generator: torch.Generator) -> None:
-    _ramp(x, scale, cast, generator)
+def _ramp(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    """`_null`, with scores that rise with the key in even heads and fall in odd ones, so that either order meets rescales."""
+    keys, falls = x["k"].shape[-2], torch.arange(x["k"].shape[1]) % 2 == 1
+    rise = torch.linspace(0.0, _RISE, keys, dtype=torch.float64) / scale
+    x["q"][..., 0] = 1.0
+    x["k"][..., 0] = torch.where(falls[:, None], rise.flip(0), rise)
     _null(x, scale, cast, generator)
 
 
-def _tiny(x: Drawn, scale: float, cast: Cast, generator: torch.Generator) -> None:
+def _tiny(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
     """V below the normal numbers of FP16, and exact in BF16 and FP32 by its scale of a power of two."""
     x["v"] = x["v"] * 2.0**-20
 
@@ -102,29 +116,22 @@ class Case:
     names: bool = False
     head_dim: int | None = None
 
-    def draw(self, seed: int, fmt: Format, head_dim: int) -> Inputs:
-        """The inputs of a seed, and dO for the backward pass; the same on every machine."""
+    def draw(self, seeds: range, fmt: Format, head_dim: int) -> Inputs:
+        """The inputs of some seeds, and dO for the backward pass; the same on every machine."""
         shape = Shape(self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.head_dim or head_dim)
-        problem = Problem(self.source, shape, self.mask)
-        seed %= self.source.replicates(shape) or seed + 1  # captured tensors have so many
-        cast, drawn = Cast(fmt), {name: x.clone() for name, x in problem.inputs(seed).items()}
-        if self.change is not None:
-            self.change(drawn, problem.softmax_scale, cast, torch.Generator().manual_seed(seed + 7919))
-        drawn |= draw_do(problem, seed, torch.device("cpu"))
-        rounded = {name: cast(x).to(fmt.dtype) for name, x in drawn.items()}
-        return Inputs(rounded, problem.mask, problem.softmax_scale)
+        problem, cast = Problem(self.source, shape, self.mask), Cast(fmt)
 
+        def drawn(seed: int) -> Tensors:
+            seed %= self.source.replicates(shape) or seed + 1  # captured tensors have so many
+            tensors = {name: x.clone() for name, x in problem.inputs(seed).items()}
+            if self.change is not None:
+                self.change(tensors, problem.softmax_scale, cast, torch.Generator().manual_seed(seed + 7919))
+            return tensors | draw_do(problem, seed, _CPU)
 
-@dataclass(frozen=True)
-class Given(Case):
-    """Inputs that somebody else has made."""
-
-    name: str = "given"
-    shows: str = ""
-    inputs: Inputs = field(kw_only=True)
-
-    def draw(self, seed: int, fmt: Format, head_dim: int) -> Inputs:
-        return self.inputs
+        replicates = [drawn(seed) for seed in seeds]
+        tensors = {name: cast(torch.cat([each[name] for each in replicates])).to(fmt.dtype) for name in replicates[0]}
+        lengths = self.mask.key_lengths and self.mask.key_lengths * len(seeds)
+        return Inputs(tensors, replace(self.mask, key_lengths=lengths), problem.softmax_scale, len(seeds))
 
 
 _SMALL = Case("small", "", batch=2, heads=4, kv_heads=4, queries=70, keys=150)
@@ -134,12 +141,13 @@ CASES = (
     Case("student t", "a few large entries", StudentT()),
     Case("large logits", "saturated rows, and errors of the scores", NormalLogits(4.0), names=True),
     Case("outliers", "errors of the scale and of the scores", Outliers()),
-    Case("ties", "rows with equal largest scores", Tied(copies=_COPIES)),
+    Case("ties", "rows with equal largest scores", Tied(copies=4)),
     Case("sink", "a row sum of one large and many small terms", Sink(), names=True),
     Case("columns", "errors of the row sum and of the division", change=_columns),
     Case("null", "errors of the scores and of P", change=_null),
-    Case("ramp", "rescales in either order of the tiles", change=_ramp_and_null, names=True),
-    Case("long", "sums over many tiles", queries=16, keys=6000, change=_ramp_and_null, names=True),
+    Case("ramp", "rescales in either order of the tiles", change=_ramp, names=True),
+    Case("long", "sums over many tiles", queries=16, keys=6000, change=_ramp, names=True),
+    Case("many queries", "sums over many tiles of queries", queries=1000, keys=72, names=True),
     Case("tiny values", "flushed or saturated values", change=_tiny),
     replace(_SMALL, name="causal", shows="the causal limit", mask=Mask(causal=True), names=True),
     replace(_SMALL, name="tall causal", shows="more queries than keys", queries=150, keys=70, mask=Mask(causal=True), names=True),

@@ -1,4 +1,4 @@
-"""The certificate of a kernel: probes, accuracy, culprit and verdict, as text, as JSON and as a page.
+"""The certificate of a kernel: probes, accuracy, culprit and verdict, as text and as JSON.
 
 The `schema` of the JSON is 1; a field that changes its meaning raises that.
 """
@@ -14,20 +14,24 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from numdev.attention.precision import Precision
-from numdev.certification.accuracy import Judged, Verdict, decides, error_of_zeros, judge, permitted, ratios
+from numdev.certification.accuracy import DECIDES, Judged, Known, Predictions, Verdict, default_folder, judge
+from numdev.certification.candidates import BACKWARD, FORWARD, Outputs
 from numdev.certification.cases import CASES, Case
-from numdev.certification.catalogue import Outputs
 from numdev.certification.culprit import Culprit, exponential, find
 from numdev.certification.kernel import Kernel, kernel_of
-from numdev.certification.predictions import Known, Predictions, default_folder
-from numdev.certification.probes import PROBES, Probe, Probing
+from numdev.certification.probes import PROBES, Probed, Probing, probed
 from numdev.errors import BadInput, Unsupported, one_of
 from numdev.results.environment import environment, resolve_device
 
 SCHEMA = 1
 EXIT_CODES = {Verdict.PASS: 0, Verdict.LIMITED: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 4}
 _PREEMPTS = ("untouched", "same bits")  # probes without which the error of a kernel is no property of its steps
+_FAILURES_SHOWN = 6
+_COLUMNS = ("case", "RMSE", "largest", "beside", "u", "zeros", "", "makes large")
+_WIDTHS = ("<13", ">17", ">8", ">17", ">7", ">8", ">4", "<")
 
 
 class Depth(Enum):
@@ -47,24 +51,13 @@ class Depth(Enum):
 
 
 @dataclass(frozen=True)
-class Probed:
-    """The outcome of a probe: it holds, fails for a reason, or is skipped because the kernel refuses its inputs."""
-
-    name: str
-    states: str
-    outcome: str
-    reason: str = ""
-    is_noted: bool = False
-
-
-@dataclass(frozen=True)
 class CaseReport:
     """A case: what it shows, its figures, and how conditioned it is.
 
     Attributes:
-        permitted: RMSE of out that the policy permits.
+        permitted: RMSE of the primary output that the policy permits.
         zeros: times the permitted error that zeros would err; below 3 the case decides nothing alone.
-        largest_u: the largest error of out, over the unit roundoff of its format and its largest value.
+        largest_u: the largest error of the primary output, over the unit roundoff of its format and its largest value.
         skipped: why the kernel refuses it, or empty.
     """
 
@@ -88,10 +81,21 @@ class CaseReport:
         """One of its figures, such as `rmse` of `out`."""
         return next((each for each in self.judged if (each.output, each.figure) == (output, name)), None)
 
+    def row(self) -> tuple[str, ...]:
+        """Its cells in a table with `_COLUMNS`."""
+        if self.skipped:
+            return self.name, "skipped", *[""] * (len(_COLUMNS) - 3), self.skipped
+        rmse, *others = [each for each in self.judged if each.figure == "rmse"]
+        largest = max(each.ratio for each in self.judged if each.figure == "largest")
+        interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else f"{rmse.ratio:.3g}"
+        mark = {Verdict.FAIL: "FAIL", Verdict.INCONCLUSIVE: "?"}.get(self.verdict, "")
+        beside = " ".join(f"{each.output} {each.ratio:.3g}" for each in others)
+        return self.name, interval, f"{largest:.3g}", beside, f"{self.largest_u:.3g}", f"{self.zeros:.3g}", mark, self.shows
+
 
 @dataclass(frozen=True)
 class Certificate:
-    """What was found of a kernel."""
+    """A kernel as it was judged."""
 
     kernel: str
     precision: str
@@ -108,18 +112,18 @@ class Certificate:
     def verdict(self) -> Verdict:
         """FAIL for a figure or a probe that fails; else whether seeds, requests or the LSE are missing."""
         judged = [case.verdict for case in self.cases if not case.skipped]
-        if Verdict.FAIL in judged or any(probe.outcome == "fails" and not probe.is_noted for probe in self.probes):
+        if Verdict.FAIL in judged or any(probe.fails for probe in self.probes):
             return Verdict.FAIL
-        if Verdict.INCONCLUSIVE in judged or not any(decides(case.zeros) for case in self.cases):
+        if Verdict.INCONCLUSIVE in judged or not any(case.zeros >= DECIDES for case in self.cases):
             return Verdict.INCONCLUSIVE
         skipped = any(case.skipped for case in self.cases) or any(probe.outcome == "skipped" for probe in self.probes)
         return Verdict.LIMITED if skipped or not self.has_lse else Verdict.PASS
 
     @property
     def score(self) -> float:
-        """Permitted over measured RMSE of out, the geometric mean over the cases that decide; 1 is what the policy permits."""
-        figures = [case.figure("out", "rmse") for case in self.cases if decides(case.zeros)]
-        logs = [-math.log(max(each.ratio, 1e-12)) for each in figures if each is not None]
+        """Permitted over measured RMSE of out, or of gradients, the geometric mean over the cases that decide; 1 is permitted."""
+        deciding = [each for case in self.cases if case.zeros >= DECIDES for each in case.judged]
+        logs = [-math.log(max(each.ratio, 1e-12)) for each in deciding if each.figure == "rmse" and each.output != "lse"]
         return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
     @property
@@ -128,7 +132,7 @@ class Certificate:
 
     def sentence(self) -> str:
         """The step that errs, or the probe that fails; of a kernel that passes how it computes."""
-        failing = [probe for probe in self.probes if probe.outcome == "fails" and not probe.is_noted]
+        failing = [probe for probe in self.probes if probe.fails]
         if failing and (self.culprit is None or self.culprit.is_permitted):
             return f"{failing[0].states} It does not hold: {failing[0].reason}."
         if self.culprit is None:
@@ -138,77 +142,66 @@ class Certificate:
 
     def repeats(self) -> Iterator[tuple[str, str]]:
         """What failed or is undecided, and the command that repeats it alone."""
-        base = ["numdev", "certify", self.kernel, f"precision={self.precision}", f"device={self.device}"]
+        base = ["numdev", "certify", *self.kernel.split(), f"precision={self.precision}", f"device={self.device}"]
         for case in self.cases:
+            command = shlex.join([*base, f"head_dim={case.head_dim}", f"only=[{case.name}]", f"seed={self.seed}"])
             for each in case.judged:
                 if each.verdict is not Verdict.PASS:
-                    interval = (
-                        f"{each.ratio:.3g} [{each.low:.3g}, {each.high:.3g}] times the permitted error, limit {each.limit:.3g}"
-                    )
+                    interval = f"{each.ratio:.3g} [{each.low:.3g}, {each.high:.3g}]"
                     more = f"; {each.seeds_needed} seeds would decide" if each.seeds_needed else ""
-                    command = [*base, f"head_dim={case.head_dim}", f"only=[{case.name}]", f"seed={self.seed}"]
-                    yield f"{case.name}: {each.figure} of {each.output} is {interval}{more}", shlex.join(command)
+                    ratio = f"{interval} times the permitted error, limit {each.limit:.3g}{more}"
+                    yield f"{case.name}: {each.figure} of {each.output} is {ratio}", command
         for probe in self.probes:
-            if probe.outcome == "fails" and not probe.is_noted:
+            if probe.fails:
                 yield f"{probe.name}: {probe.reason}", shlex.join([*base, f"only=[{probe.name}]", f"seed={self.seed}"])
 
-    def json(self) -> bytes:
-        """The file `certificate.json`: every field, and what follows from them; a number that is not finite is null."""
-        culprit: Any = self.culprit and {
-            "sentence": self.culprit.sentence(fails=self.verdict is Verdict.FAIL),
-            "is_explained": self.culprit.is_explained,
-        }
-        about: dict[str, Any] = {
+    def summary(self) -> dict[str, Any]:
+        """Every field, and what follows from them, as JSON has it; a number that is not finite is null."""
+        follows: dict[str, Any] = {
             "schema": SCHEMA,
             "verdict": self.verdict,
             "score": self.score,
             "sentence": self.sentence(),
             "failures": [{"what": what, "repeat": command} for what, command in self.repeats()],
         }
-        whole = about | asdict(self)
-        whole["culprit"] = culprit and culprit | whole["culprit"]
+        whole = follows | asdict(self)
+        if self.culprit is not None:
+            sentence = self.culprit.sentence(fails=self.verdict is Verdict.FAIL)
+            more = {"sentence": sentence, "is_explained": self.culprit.is_explained, "tiles": self.culprit.tiles}
+            whole["culprit"] |= more
         for case, own in zip(whole["cases"], self.cases, strict=True):
             case["verdict"] = own.verdict
-        finite = json.loads(json.dumps(whole, default=lambda each: each.value), parse_constant=lambda _: None)
-        return json.dumps(finite, indent=1, ensure_ascii=False).encode() + b"\n"
+        text = json.dumps(whole, default=lambda each: each.value)
+        finite: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
+        return finite
+
+    def json(self) -> bytes:
+        """The file `certificate.json`."""
+        return json.dumps(self.summary(), indent=1, ensure_ascii=False).encode() + b"\n"
+
+    def table(self) -> list[tuple[str, ...]]:
+        """A head, and a row for each case."""
+        return [_COLUMNS, *(case.row() for case in self.cases)]
 
     def text(self) -> str:
         """One screen."""
-        lines = [f"{self.verdict.value.upper()}: {self.kernel} under {self.precision} on {self.device}. {self.sentence()}"]
-        lines += [
-            f"Score {self.score:.3f}: permitted over measured RMSE. A ratio is the error over what {self.precision} permits.",
-            "",
-        ]
-        lines.append(f"{'case':<14}{'RMSE':>18}{'largest':>9}{'LSE':>9}{'u':>8}{'zeros':>9}   makes large")
-        for case in self.cases:
-            if case.skipped:
-                lines.append(f"{case.name:<14}  skipped: {case.skipped}")
-                continue
-            rmse, largest, lse = (case.figure(*key) for key in (("out", "rmse"), ("out", "largest"), ("lse", "rmse")))
-            assert rmse is not None
-            assert largest is not None
-            interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else f"{rmse.ratio:.3g}"
-            others = f"{largest.ratio:>9.3g}{f'{lse.ratio:.3g}' if lse else '-':>9}{case.largest_u:>8.3g}{case.zeros:>9.3g}"
-            cells = f"{interval:>18}{others}"
-            mark = {Verdict.FAIL: "FAIL ", Verdict.INCONCLUSIVE: "?    "}.get(case.verdict, "     ")
-            lines.append(f"{case.name:<14}{cells}  {mark:>2}{case.shows}")
+        about = f"{self.verdict.value.upper()}: {self.kernel} under {self.precision} on {self.device}. {self.sentence()}"
+        score = f"Score {self.score:.3f}: permitted over measured RMSE. A ratio is the error over what {self.precision} permits."
+        lines = [" ".join(f"{cell:{width}}" for cell, width in zip(row, _WIDTHS, strict=True)).rstrip() for row in self.table()]
         holding = sum(probe.outcome == "holds" for probe in self.probes)
-        lines += ["", f"{holding} of {len(self.probes)} probes hold."]
-        lines += [
-            f"  {'noted' if p.is_noted and p.outcome == 'fails' else p.outcome}: {p.name}: {p.reason}"
-            for p in self.probes
-            if p.outcome != "holds"
-        ]
-        failures = list(self.repeats())
-        lines += [line for what, command in failures[:6] for line in (what, f"  {command}")]
-        lines += [f"and {len(failures) - 6} more in certificate.json"] if len(failures) > 6 else []
-        return "\n".join(lines)
+        others = [f"  {probe.outcome}: {probe.name}: {probe.reason}" for probe in self.probes if probe.outcome != "holds"]
+        failures = [line for what, command in self.repeats() for line in (what, f"  {command}")]
+        more = len(failures) // 2 - _FAILURES_SHOWN
+        last = [f"and {more} more in certificate.json"] if more > 0 else []
+        probes = f"{holding} of {len(self.probes)} probes hold."
+        return "\n".join([about, score, "", *lines, "", probes, *others, *failures[: 2 * _FAILURES_SHOWN], *last])
 
 
 def certify(
     kernel: object,
     precision: str = "kernel_bf16",
     *,
+    backward: object = None,
     device: str = "auto",
     depth: Depth = Depth.QUICK,
     margin: float = 1.10,
@@ -224,6 +217,9 @@ def certify(
         kernel: `function(q, k, v, mask=, scale=)`, its name as `package.module:function`, an implementation of attention, or a
             name such as `sdpa`; it returns out, or out and LSE.
         precision: preset of the policy that the kernel claims to have.
+        backward: judges gradients in place of the forward pass: those of `function(q, k, v, out, lse, do, mask=, scale=)`, which
+            returns dq, dk and dv, and reads the out and the lse of the declared policy; of an implementation or its name; or
+            with `autograd` those of the kernel.
         device: `auto`, `cpu` or `cuda`.
         depth: seeds and sizes.
         margin: how many times the permitted RMSE the kernel may err.
@@ -236,16 +232,17 @@ def certify(
     Raises:
         BadInput: for a kernel, policy, device or name that cannot be used.
     """
-    policy, place = Precision.parse(precision), resolve_device(device)
-    subject = kernel_of(kernel, policy, place)
-    names = [each.name for each in (*CASES, *PROBES)]
+    place = resolve_device(device)
+    subject, of_pass = kernel_of(kernel, Precision.parse(precision), place, backward), FORWARD if backward is None else BACKWARD
+    probes = [probe for probe in PROBES if probe.only in (None, of_pass)]
+    names = [*(case.name for case in CASES), *(probe.name for probe in probes)]
     for name in only:
         if name not in names:
             raise BadInput("only", name, one_of(name, names))
     cases = [case for case in CASES if not only or case.name in only]
     sizes = (head_dim,) if head_dim else depth.head_dims
     work = [(size, case) for size in sizes for case in cases if case.head_dim is None or size == sizes[0]]
-    every = {size: Predictions(policy, size, cache or default_folder()) for size in sizes}
+    every = {size: Predictions(precision, size, cache or default_folder(), of_pass) for size in sizes}
     reports, compared = [], list[tuple[Case, Known, Outputs, Verdict]]()
     for done, (size, case) in enumerate(work):
         progress(done, len(work) + 1, case.name)
@@ -254,16 +251,19 @@ def certify(
         if outputs is not None and size == sizes[0]:
             compared.append((case, known, outputs, report.verdict))
     progress(len(work), len(work) + 1, "probes and culprit")
-    probed = tuple(_probed(probe, Probing(subject, every[sizes[0]], seed)) for probe in PROBES if not only or probe.name in only)
+    probing = Probing(subject, every[sizes[0]], range(seed, seed + depth.seeds[0]))
+    outcomes = tuple(probed(probe, probing) for probe in probes if not only or probe.name in only)
     culprit = None
-    if compared and not any(probe.outcome == "fails" and probe.name in _PREEMPTS for probe in probed):
+    if compared and not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes):
         results = [
             (known, outputs) for case, known, outputs, verdict in compared if case.names or only or verdict is Verdict.FAIL
         ]
-        culprit = find(every[sizes[0]], results, exponential(subject, every[sizes[0]])) if results else None
-    has_lse = all("lse" in outputs for _, _, outputs, _ in compared)
+        fails = any(verdict is Verdict.FAIL for *_, verdict in compared) or any(probe.fails for probe in outcomes)
+        more = list(exponential(subject, sizes[0])) if of_pass is FORWARD else ()
+        culprit = find(results, more, fails=fails) if results else None
+    has_lse = of_pass is BACKWARD or all("lse" in outputs for _, _, outputs, _ in compared)
     about = environment(place)
-    return Certificate(subject.name, precision, str(place), margin, seed, has_lse, tuple(reports), probed, culprit, about)
+    return Certificate(subject.name, precision, str(place), margin, seed, has_lse, tuple(reports), outcomes, culprit, about)
 
 
 def _judged(
@@ -271,34 +271,27 @@ def _judged(
 ) -> tuple[CaseReport, Known, Outputs | None]:
     """A case over its first seeds, and over more where these decide nothing; and what the kernel returned on the first."""
     first, most = depth.seeds
-    first_known, table, worst = predictions.of(case, seed), [], 0.0
+    known, primary = predictions.of(case, range(seed, seed + first)), predictions.of_pass.outputs[0]
     about = CaseReport(case.name, case.shows, case.head_dim or predictions.head_dim)
-    outputs: Outputs | None = None
     try:
-        for place in range(most):
-            known = predictions.of(case, seed + place)
-            returned = kernel.on(known.inputs)
-            outputs = returned if outputs is None else outputs
-            row, errors = ratios(known, returned)
-            table.append(row)
-            worst = max(worst, errors["out"].largest_u)
-            judged = judge(case.name, table, margin)
-            if place + 1 >= first and all(each.verdict is not Verdict.INCONCLUSIVE for each in judged):
-                break
+        outputs = kernel.on(known.inputs)
+        ratios = known.ratios(outputs)
+        judged = judge(ratios, margin)
+        if any(each.verdict is Verdict.INCONCLUSIVE for each in judged):
+            more = predictions.of(case, range(seed + first, seed + most))
+            further = more.ratios(kernel.on(more.inputs))
+            ratios = {name: torch.cat([own, further[name]]) for name, own in ratios.items()}
+            judged = judge(ratios, margin)
     except Unsupported as error:
-        return replace(about, skipped=str(error)), first_known, None
-    zeros, most_permitted = error_of_zeros(first_known), permitted(first_known, "out").rmse
-    return (
-        replace(about, seeds=len(table), permitted=most_permitted, zeros=zeros, largest_u=worst, judged=tuple(judged)),
-        first_known,
-        outputs,
+        return replace(about, skipped=str(error)), known, None
+    exact, fmt = known.exact[primary], predictions.policy.output.to
+    largest = float((known.rows(outputs)[primary] - exact).abs().max())
+    report = replace(
+        about,
+        seeds=len(ratios[primary]),
+        permitted=float(known.permitted[primary][0, 0]),
+        zeros=known.zeros,
+        largest_u=largest / max(fmt.u * float(exact.abs().max()), 1e-300),
+        judged=tuple(judged),
     )
-
-
-def _probed(probe: Probe, probing: Probing) -> Probed:
-    about = Probed(probe.name, probe.states, "holds", is_noted=probe.is_noted)
-    try:
-        reason = probe.check(probing)
-    except Unsupported as error:
-        return replace(about, outcome="skipped", reason=str(error))
-    return about if reason is None else replace(about, outcome="fails", reason=reason)
+    return report, known, outputs

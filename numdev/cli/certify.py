@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from numdev.cli.compare import parsed
+from numdev.errors import BadInput, one_of
 
 _PURPOSE = """\
 Judges an attention kernel by what its number formats permit, and names the step
@@ -22,8 +23,14 @@ flash_attn_2, flash_attn_3, flash_attn_4), sageattention.
 Exit code: 0 PASS, and LIMITED where the kernel refuses some inputs or returns
 no LSE; 1 FAIL; 4 INCONCLUSIVE; 2 for what cannot be used, or if the certificate
 cannot be written."""
+_FORMATS = ("json", "pdf", "html")
 _SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
     "precision": ("kernel_bf16", "policy that the kernel claims: kernel_bf16, kernel_fp16 or kernel_fp32"),
+    "backward": (
+        "",
+        "judges gradients: package.module:function, called as function(q, k, v, out, lse, do, mask=, scale=) and returning dq, "
+        "dk and dv; autograd through the kernel; or triton, flex, vanilla, sdpa, sdpa_flash, ...",
+    ),
     "device": ("auto", "auto, cpu or cuda"),
     "depth": ("quick", "quick: 3 to 8 seeds, heads of 64; full: 5 to 20 seeds, heads of 64 and 128"),
     "margin": (1.1, "how many times the permitted RMSE the kernel may err"),
@@ -31,6 +38,7 @@ _SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
     "head_dim": (0, "size of the heads; 0 takes those of depth"),
     "only": ("", "some inputs and probes by name, as [normal,padding]; else all"),
     "out": ("reports/certify", "folder where certificate.json is written"),
+    "format": ("json", "json; pdf or html writes certificate.pdf or certificate.html too"),
     "cache": ("", "folder of predictions, which serve every kernel; else numdev's in the user's caches"),
 }
 
@@ -56,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
     from numdev.settings import choice
 
     settings = read(arguments)
+    if settings.format not in _FORMATS:
+        raise BadInput("format", settings.format, one_of(settings.format, _FORMATS))
     out, depth = Path(settings.out), choice("depth", Depth, settings.depth)
     refuse_unwritable("out", out)
     with Progress(console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as bar:
@@ -63,6 +73,7 @@ def run(arguments: Sequence[str]) -> int:
         certificate = certify(
             settings.kernel,
             settings.precision,
+            backward=settings.backward or None,
             device=settings.device,
             depth=depth,
             margin=settings.margin,
@@ -73,6 +84,13 @@ def run(arguments: Sequence[str]) -> int:
             progress=lambda done, total, text: bar.update(task, completed=done, total=total, description=text),
         )
     output().print(certificate.text(), markup=False, highlight=False, soft_wrap=True)
-    write_atomically(out / "certificate.json", certificate.json())
-    output().print(f"certificate: {out / 'certificate.json'}", markup=False, highlight=False, soft_wrap=True)
+    documents = {"json": certificate.json()}
+    if settings.format != "json":
+        from numdev.report.document.certificate import write_page  # late: pandas, matplotlib and the typesetter are large
+
+        documents[settings.format] = write_page(certificate.summary(), certificate.table(), settings.format)
+    for suffix, data in documents.items():
+        path = out / f"certificate.{suffix}"
+        write_atomically(path, data)
+        output().print(f"certificate: {path}", markup=False, highlight=False, soft_wrap=True)
     return certificate.exit_code

@@ -196,7 +196,7 @@ def test_predictions_are_kept_and_are_the_same_from_disk(certified: Certifier, t
 @pytest.mark.parametrize(
     ("kernel", "settings", "field"),
     [
-        ("nowhere:kernel", {}, "attention.function"),
+        ("nowhere:kernel", {}, "kernel"),
         ("sdpb", {}, "kernel"),
         (3, {}, "kernel"),
         ("sdpa", {"precision": "fp8"}, "precision"),

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import lru_cache
 from importlib import metadata
@@ -114,10 +115,25 @@ def refusals(field: str, who: str) -> Iterator[None]:
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # some versions of the profiler's library write lines to the terminal
 _RAN: dict[Hashable, str] = {}  # the kernel of each request; the profiler runs once for each in a process
+_EACH_REQUEST = ContextVar("whether each request is proven, or the first of an implementation alone", default=True)
 
 
-def proven(run: Callable[[], T], family: str, field: str, key: Hashable, device: torch.device) -> tuple[T, str]:
-    """Runs; returns the result and the name of the kernel. Unsupported if it is of another family."""
+@contextmanager
+def proven_once() -> Iterator[None]:
+    """A context in which the kernel of an implementation is proven for its first request, and not for each."""
+    token = _EACH_REQUEST.set(False)
+    try:
+        yield
+    finally:
+        _EACH_REQUEST.reset(token)
+
+
+def proven(run: Callable[[], T], family: str, field: str, request: tuple[Hashable, ...], device: torch.device) -> tuple[T, str]:
+    """Runs; returns the result and the name of the kernel. Unsupported if it is of another family.
+
+    A request begins with the implementation.
+    """
+    key = request if _EACH_REQUEST.get() else request[:1]
     if key in _RAN:
         return run(), _RAN[key]
     result, names = kernels_of(run, device)

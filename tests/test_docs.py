@@ -34,8 +34,10 @@ from numdev.report.comparison import Criterion
 ROOT = Path(__file__).resolve().parent.parent
 _FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 # Packages that numdev does not depend on, a GPU, and the figure that a sweeper would minimise, which a dry run does not have.
-_OMITTED = ("hydra/launcher=", "hydra.launcher.", "hydra/sweeper=", "hydra.sweeper.", "hydra/callbacks=", "hydra.callbacks.")
-_OMITTED += ("device=", "objective=")
+_OMITTED = (
+    *("hydra/launcher=", "hydra.launcher.", "hydra/sweeper=", "hydra.sweeper.", "hydra/callbacks=", "hydra.callbacks."),
+    *("device=", "objective="),
+)
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 TEXT = README.read_text()

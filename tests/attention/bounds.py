@@ -7,21 +7,34 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from numdev import Cast, Mask, OnlineSoftmax, Precision
-from numdev.attention.base import Gradients, softmax_scale
-from numdev.attention.exact import ExactBackward
-from tests.cases import U64, Inputs, lse_error, output_error, reach, tiled_error, weight_error
+from numdev.attention.base import Gradients, Output, softmax_scale
+from numdev.attention.exact import Exact, ExactBackward
+from tests.cases import U64, Inputs, lse_error, lse_of, output_error, reach, tiled_error, weight_error
 
 U32 = 2.0**-24
 EXP32 = 4 * U32  # the hardware's exponential: 2 ulp of FP32 (CUDA C++ Programming Guide, ex2.approx), and its argument's rounding
 
 
-def kernel_budget(
-    precision: Precision, softmax: OnlineSoftmax, q: Tensor, k: Tensor, v: Tensor, scale: float, tiles: int, product: float = 0.0
-) -> tuple[float, float]:
-    """Absolute bounds on the errors of `out` and LSE, for policies whose S, m, l, alpha and O are FP32.
+DEFAULT = OnlineSoftmax()
+
+
+def output_near_golden(
+    output: Output,
+    inputs: tuple[Tensor, ...],
+    mask: Mask,
+    precision: Precision,
+    softmax: OnlineSoftmax = DEFAULT,
+    scale: float | None = None,
+    tiles: int = 8,
+    *,
+    product: float = 0.0,
+    more: float = 0.0,
+) -> None:
+    """Every element is written and near golden, for policies whose S, m, l, alpha and O are FP32; rows that see nothing are 0.
 
     A score is a sum of d exact products in FP32 in any order, scaled: `(d + 2) u A`, A being `reach` (Higham 2002, section
     3.1); tensor cores may truncate while they add, which doubles u. `product` is the relative error of one product (TF32
@@ -29,22 +42,29 @@ def kernel_budget(
     the exponent is relative in P: `e = (2 d + 8) u A + product A + EXP32`. Each tile's alpha carries the same and two
     roundings. P is rounded to its format, `u_P`; where it underflows there it is off by half the least subnormal, relative
     to a row sum of at least 1. Sums of N terms and of the tiles' O add `2 (N + 2 tiles) u`. Numerator and denominator both:
-    twice the common part. The output rounds by `u_F`, and every part is relative to `max |v|`.
+    twice the common part. The output rounds by `u_F`, and every part is relative to `max |v|`; `more` is what else errs in O.
     """
-    dim, keys = q.shape[-1], k.shape[-2]
-    a = reach(q.double().cpu(), k.double().cpu(), scale)
+    q, k, v = inputs[:3]
+    dim, keys, factor = q.shape[-1], k.shape[-2], softmax_scale(q, scale)
+    a = reach(q.double().cpu(), k.double().cpu(), factor)
     exponent = (2 * dim + 8) * U32 * a + product * a + EXP32
     lazy = 2.0**softmax.rescale_threshold  # P may exceed 1 by as much, and l with it
     entry = exponent * (1 + tiles) + 2 * tiles * U32
     sums = 2 * (keys + 2 * tiles) * U32
     assert isinstance(precision.probabilities, Cast)
-    p = precision.probabilities.to
+    p, to = precision.probabilities.to, precision.output.to
     cast = 0.0 if p.mantissa_bits >= 23 else p.u + keys * p.min_subnormal / (2 * softmax.p_scale) + 2 * product
     relative = 2 * (entry + sums) * math.exp(min(entry, 1.0)) + cast * (1 + entry)
-    largest = float(v.double().abs().max())
-    out = precision.output.to
-    absolute = largest * (relative * 1.01 + out.u * (1 + relative)) + out.min_subnormal
-    return absolute, entry + sums + 2 * U32 * (a + math.log(keys) + math.log(lazy)) + exponent
+    bound = float(v.double().abs().max()) * (relative * 1.01 + to.u * (1 + relative)) + to.min_subnormal + more
+    golden, out = Exact()(q, k, v, mask, scale), output.out
+    assert (out.shape, out.dtype) == (golden.out.shape, to.dtype)
+    assert float((out.double() - golden.out).abs().max()) <= bound  # false where an element is NaN
+    empty = lse_of(golden).isneginf()
+    assert bool((out[empty] == 0).all()), "rows that see nothing"
+    if output.lse is not None:
+        bound = entry + sums + 2 * U32 * (a + math.log(keys) + math.log(lazy)) + exponent
+        assert torch.equal(output.lse.isneginf(), empty)
+        assert bool(((output.lse.double() - lse_of(golden))[~empty].abs() <= bound).all())
 
 
 def fp64_bounds(inputs: Inputs, scale: float, tiles: int = 1, query_tiles: int = 1) -> dict[str, float]:
@@ -113,13 +133,13 @@ def element_bounds(inputs: Inputs, p: Tensor, scale: float) -> dict[str, Tensor]
     }
 
 
-def near_golden(got: Gradients, inputs: Inputs, mask: Mask, u: float, scale: float | None = None, fp32: float = 2.0**-16) -> None:
+def near_golden(got: Gradients, inputs: Inputs, mask: Mask, error: float, scale: float | None = None) -> None:
     """Every element of every gradient is written, and each gradient near golden in its norm.
 
     A gradient of random inputs is a sum of terms of random signs, so that its norm is that of its terms, and rounding each of
-    them to F adds at most u of it: eight such roundings lie on the longest way, S, P, dP, delta, dS, a tile's sum, a group's and
-    the output. `fp32` is what exponentials and sums add. A tile that is left out, one of n, is `n^(-1/2)` of the norm. With one
-    key dS is 0, and what is left are the roundings of dP and delta.
+    them to F adds at most u of it. A kernel that is FP32 inside has three such roundings on the longest way: O in delta, P or dS,
+    and the output; one that stores every step eight: S, P, dP, delta, dS, a tile's sum, a group's and the output. A tile that is
+    left out, one of n, is `n^(-1/2)` of the norm. With one key dS is 0, and what is left are the roundings of dP and delta.
     """
     q, k, v, do = inputs
     for name, exact in ExactBackward()(*inputs, mask, scale).tensors().items():
@@ -128,7 +148,7 @@ def near_golden(got: Gradients, inputs: Inputs, mask: Mask, u: float, scale: flo
             size = softmax_scale(q, scale) * do.norm() * v.norm() * (k if name == "dq" else q).norm()
         if mine is not None:
             assert mine.shape == exact.shape
-            assert float((mine.double() - exact).norm() / size) <= 8 * u + fp32, name
+            assert float((mine.double() - exact).norm() / size) <= error, name
     hidden = ~mask.seeing_rows(q.shape[0], q.shape[2], k.shape[2])
     for x in (got.dq, *(() if got.delta is None else (got.delta,))):
         assert bool((x.cpu().transpose(1, 2)[hidden] == 0).all()), "rows that see nothing"

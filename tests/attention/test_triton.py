@@ -23,13 +23,14 @@ from numdev.attention.kernels.launch import device_of, split_count
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, Recompute
 from numdev.attention.steps import Steps
 from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
-from tests.attention.bounds import kernel_budget, near_golden
+from tests.attention.bounds import near_golden, output_near_golden
 from tests.cases import MASKS, POLICIES, Inputs, Sizes, draw, draw_all, fitted, lse_of, on
 
 RAGGED: Sizes = (1, 4, 2, 20, 37, 24)
 SMALL = Triton(br=16, bc=16)
 BACKWARD_RAGGED: Sizes = (1, 2, 1, 21, 37, 24)
 BACKWARD = TritonBackward(SMALL, br=16, bc=16)
+FP32_SUMS = 2.0**-16  # what sums of hundreds of terms and exponentials in FP32 add
 # One query, one key, more queries than keys, head dims that are no power of two or the largest, grouped heads.
 SHAPES: list[Sizes] = [
     *((1, 1, 1, 1, 1, 16), (1, 2, 1, 1, 70, 32), (1, 1, 1, 70, 1, 16), (1, 1, 1, 33, 64, 80)),
@@ -57,12 +58,12 @@ def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float)
     return Saved(backward.precision.output(golden.out), golden.lse.float())
 
 
-def check_gradients(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, u: float | None = None) -> Gradients:
+def check_gradients(backward: TritonBackward, inputs: Inputs, mask: Mask, device: str, error: float | None = None) -> Gradients:
     """The gradients of a run on rounded inputs, after their comparison with golden ones on the same."""
     on_device, scale = on(device, backward.round_inputs(*inputs)), inputs[0].shape[-1] ** -0.5
     got = backward.backward(*on_device, saved_of(backward, on_device, mask, scale), mask, scale)
     assert {got.dq.dtype, got.dk.dtype, got.dv.dtype} == {backward.fmt.dtype}
-    near_golden(got, on_device, mask, u or backward.fmt.u, scale)
+    near_golden(got, on_device, mask, error or 3 * backward.fmt.u + FP32_SUMS, scale)
     return got
 
 
@@ -89,19 +90,8 @@ def drawn_problem(chance: random.Random, seed: int) -> tuple[Sizes, Mask]:
 def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: str, *, product: float = 0.0) -> Tensor:
     """`out` of a run on rounded inputs, after its comparison with golden on the same."""
     inputs = on(device, attend.round_inputs(q, k, v))
-    scale = q.shape[-1] ** -0.5
-    got = attend(*inputs, mask, scale)
-    golden = Exact()(*inputs, mask, scale)
-    tiles = -(-k.shape[-2] // (attend.bc or 16)) + (attend.splits or 1)
-    out, lse = kernel_budget(attend.precision, attend.softmax, *inputs, scale, tiles, product)
-    assert got.out.dtype == attend.format.dtype
-    assert not bool(got.out.isnan().any()), "an element was not written"
-    assert float((got.out.double() - golden.out).abs().max()) <= out
-    empty = lse_of(golden) == float("-inf")
-    assert torch.equal(lse_of(got) == float("-inf"), empty)
-    assert bool((got.out[empty] == 0).all())
-    if not bool(empty.all()):
-        assert float((lse_of(got).double() - lse_of(golden))[~empty].abs().max()) <= lse
+    got, tiles = attend(*inputs, mask), -(-k.shape[-2] // (attend.bc or 16)) + (attend.splits or 1)
+    output_near_golden(got, inputs, mask, attend.precision, attend.softmax, tiles=tiles, product=product)
     assert got.kernel.startswith("numdev "), got.kernel
     return got.out
 
@@ -141,7 +131,7 @@ def test_one_query_of_heads_that_share_keys(name: str, device: str, monkeypatch:
 def test_tf32_products_are_chosen_explicitly(device: str) -> None:
     check(Triton(FP32, br=16, bc=16, products=Products.TF32), *draw(RAGGED), Mask(), device, product=2 * TF32.u)
     backward = replace(BACKWARD, fmt=FP32, tf32=True)
-    check_gradients(backward, draw_all(BACKWARD_RAGGED), Mask(causal=True), device, TF32.u)
+    check_gradients(backward, draw_all(BACKWARD_RAGGED), Mask(causal=True), device, 8 * TF32.u)
 
 
 def test_large_logits(device: str) -> None:

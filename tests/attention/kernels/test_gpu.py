@@ -121,7 +121,7 @@ def test_more_tiles_of_keys_than_may_wait_for_each_other(dim: int) -> None:
     """Two groups of tiles walk one after the other, of 128 and of 1."""
     inputs, mask = on_gpu((1, 1, 1, 16512, 16512, dim)), Mask()
     got = HOPPER.backward(*inputs, forward(inputs, mask), mask)
-    near_golden(got, inputs, mask, BF16.u)
+    near_golden(got, inputs, mask, 3 * BF16.u)
 
 
 @on_hopper

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,7 @@ def problems() -> dict[str, tuple[Inputs, Mapping[str, Tensor]]]:
             inputs = case.draw(SEED, BF16, 64)
             qkv, do = inputs.qkv, inputs.tensors["do"]
             exact, gradients = Exact()(*qkv, inputs.mask, inputs.scale), ExactBackward()(*qkv, do, inputs.mask, inputs.scale)
+            assert exact.lse is not None
             golden = {"out": exact.out, "lse": exact.lse, "dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
             result[case.name] = inputs, golden
     return result
@@ -115,7 +117,7 @@ def errors(kernel: Step, outputs: Sequence[str]) -> dict[tuple[str, str], float]
     return result
 
 
-PASSES = {
+PASSES: dict[str, tuple[Any, Step, tuple[str, ...]]] = {
     "forward": (forward_kernels, Flash(64), ("out", "lse")),
     "backward": (backward_kernels, backward_kernels.FlashGradients(64, 64), ("dq", "dk", "dv")),
 }

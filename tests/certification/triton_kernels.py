@@ -52,7 +52,7 @@ _LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
-def _bf16(x):  # type: ignore[no-untyped-def]
+def _bf16(x):
     """FP32 rounded to BF16, in FP32. On its bits, since the interpreter's own conversion truncates."""
     bits = x.to(tl.uint32, bitcast=True)
     up = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
@@ -60,7 +60,7 @@ def _bf16(x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _seen(i, j, shift, length, nk, CAUSAL, WINDOW, FAULT):  # type: ignore[no-untyped-def]
+def _seen(i, j, shift, length, nk, CAUSAL, WINDOW, FAULT):
     """Whether query i sees key j; a ragged tile that sums its padding does not look."""
     seen = (j < length)[None, :] if FAULT != _PADDING_SUMMED or length < nk else (j >= 0)[None, :]
     seen = seen & (i >= 0)[:, None]
@@ -73,7 +73,7 @@ def _seen(i, j, shift, length, nk, CAUSAL, WINDOW, FAULT):  # type: ignore[no-un
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     q_, k_, v_, out_, lse_, lengths_, scale, heads, group, nq, nk,
     D: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, FAULT: tl.constexpr,
 ):  # fmt: skip
@@ -123,7 +123,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _backward(  # type: ignore[no-untyped-def]
+def _backward(
     q_, k_, v_, do_, lse_, delta_, dq_, dk_, dv_, lengths_, scale, heads, group, nq, nk,
     D: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, FAULT: tl.constexpr,
     KEYS: tl.constexpr,

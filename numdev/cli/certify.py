@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ def run(arguments: Sequence[str]) -> int:
         raise BadInput("format", settings.format, one_of(settings.format, _FORMATS))
     out, depth = Path(settings.out), choice("depth", Depth, settings.depth)
     refuse_unwritable("out", out)
+    sys.path.append(str(Path.cwd()))  # where a kernel of one's own lies
     with Progress(console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as bar:
         task = bar.add_task("")
         certificate = certify(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from numdev.attention.mask import Mask
+from numdev.cli import certify
 from numdev.testing import assert_as_accurate_as
 from tests.certification.planted import RIGHT, STEPS
 
@@ -49,3 +52,11 @@ def test_the_fixture_fails_with_the_certificate_and_leaves_it_beside_junit(pytes
     ran.assert_outcomes(failed=1)
     ran.stdout.fnmatch_lines(["*FAIL: mine:zeros under kernel_bf16*"])
     assert json.loads((pytester.path / "certificate-test_kernel.json").read_text())["verdict"] == "fail"
+
+
+def test_a_kernel_lies_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_kernel.py").write_text("def attention(q, k, v, *, mask, scale):\n    return v[:, :, :1].expand_as(q)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert certify.run(["own_kernel:attention", "only=[one key]", "device=cpu", "out=here", "cache=here"]) == 0
+    assert json.loads((tmp_path / "here" / "certificate.json").read_text())["verdict"] == "limited"

@@ -14,10 +14,9 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from numdev.report.document.html import inline
-from numdev.report.document.pdf import TEMPLATES
+from numdev.report.document.pages import TEMPLATES, inline
 from numdev.report.figures.marks import Dot, draw_rows, page, swatch
-from numdev.report.figures.theme import BLUE, MEANINGS, laid_out, to_svg
+from numdev.report.figures.theme import BLUE, MEANINGS, freeze, styled, to_svg
 from numdev.report.statistics import Interval
 
 _TITLE = "The error of each output over what the policy permits, case by case"
@@ -43,7 +42,7 @@ def write_page(summary: Mapping[str, Any], table: Sequence[Sequence[str]], kind:
         return bytes(typst.compile(str(root / "certificate.typ"), root=str(root), ignore_system_fonts=True))
 
 
-@laid_out
+@styled()
 def _figure(summary: Mapping[str, Any]) -> Figure:
     """The ratio of the RMSE with its interval, in one row for each case."""
     cases = [case for case in summary["cases"] if not case["skipped"]]
@@ -62,4 +61,4 @@ def _figure(summary: Mapping[str, Any]) -> Figure:
     axes.set_xlabel("RMSE over what the policy permits")
     if len(outputs) > 1:
         axes.legend(handles=[swatch(_OUTPUTS[each]) for each in outputs], labels=list(outputs), loc="lower right")
-    return figure
+    return freeze(figure)

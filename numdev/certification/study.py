@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from numdev.attention.base import Attention
-from numdev.attention.precision import Precision
-from numdev.attention.softmax import Exponential, OnlineSoftmax
-from numdev.attention.tiled import Tiled
+from numdev.attention.base import Attention, Backward
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
+from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.sdpa import Backend, SavingSdpa, Sdpa
 from numdev.certification.certificate import certify
@@ -23,9 +24,9 @@ _TILES = re.compile(r"tiles of (\d+) keys, (?:(forward|reverse)|(\d+) splits)(, 
 _COLUMNS = (
     Column("seed", "", "the first seed", Use.PLACE),
     Column("verdict", "", "pass, limited, inconclusive or fail", Use.PLACE),
-    Column("score", "relative", "permitted over measured RMSE of out, as the certificate has it", Use.CHIEF),
+    Column("score", "relative", "permitted over measured RMSE, as the certificate has it", Use.CHIEF),
     Column("tiles", "", "size, order and splits of the tiles of keys, as the error of the kernel shows them", Use.PLACE),
-    Column("equal", "relative", "share of out equal to the declared policy in these tiles, on the point's problem"),
+    Column("equal", "relative", "share of out or dQ equal to the declared policy in these tiles, on the point's problem"),
     Column("sentence", "", "how the kernel computes, or which step errs", Use.PLACE),
 )
 
@@ -49,32 +50,45 @@ class Certificates(Kind):
         return super().config(point)
 
     def run(self, point: Point, context: Context) -> Findings:
-        """One row for each first seed; raises Unsupported for what is no forward pass."""
-        variant, problem = point.variant, point.problem
-        if not isinstance(variant, Attention):
-            raise Unsupported("operation", f"{type(variant).__name__} is no forward pass; give operation=attention")
+        """One row for each first seed."""
+        variant, problem, rows, kernel = point.variant, point.problem, list[dict[str, Any]](), ""
         if isinstance(variant, Sdpa) and variant.backend is not Backend.MATH:
             variant = SavingSdpa(variant.backend, variant.fmt)  # which returns the LSE too
-        policy, rows, kernel = Precision.kernel(variant.format), list[dict[str, Any]](), ""
+        backward = variant if isinstance(variant, Backward) else None
         for seed in context.replicates():
-            q, k, v = variant.round_inputs(*self.operation.draw(problem, seed, context.device))
-            output = variant(q, k, v, **problem.arguments())  # first: what it cannot run at all is refused with its reason
-            where = {"device": context.device.type, "head_dim": problem.shape.head_dim}
-            certificate = certify(variant, policy.name, seed=seed, **where)
+            inputs = variant.round_inputs(*self.operation.draw(problem, seed, context.device))
+            output = variant(*inputs, **problem.arguments())  # first: what it cannot run at all is refused with its reason
+            certificate = certify(
+                variant if backward is None else backward.forward,
+                f"kernel_{variant.format}",
+                backward=backward,
+                device=context.device.type,
+                seed=seed,
+                head_dim=problem.shape.head_dim,
+            )
             tiles, equal = certificate.culprit.tiles if certificate.culprit else "", math.nan
-            if model := emulation(policy, tiles):
-                predicted = model(*(x.to(policy.carrier) for x in (q, k, v)), **problem.arguments()).out  # type: ignore[arg-type]
-                equal = float((predicted == output.out.to(predicted.dtype)).double().mean())
+            with suppress(Unsupported):  # of gradients after a forward pass that returns no LSE
+                if model := emulation(variant, tiles):
+                    predicted = model(*(x.to(model.precision.carrier) for x in inputs), **problem.arguments()).tensors()
+                    own = output.tensors()[self.operation.primary]
+                    equal = float((predicted[self.operation.primary] == own.to(model.precision.carrier)).double().mean())
             values = seed, certificate.verdict.value, certificate.score, tiles, equal, certificate.sentence()
             rows.append({column.name: value for column, value in zip(_COLUMNS, values, strict=True)})
             kernel = output.kernel
         return Findings({self.name: rows}, kernel)
 
 
-def emulation(policy: Precision, tiles: str) -> Tiled | None:
-    """Attention under a policy in tiles that a certificate names in words; None for others."""
+def emulation(variant: Attention | Backward, tiles: str) -> Tiled | TiledBackward | None:
+    """A kernel of the declared policy in tiles that a certificate names in words; None for others.
+
+    That of gradients takes O and LSE from the variant's own forward pass.
+    """
     if (words := _TILES.fullmatch(tiles)) is None:
         return None
     keys, order, splits, lazily = words.groups()
-    tiling = Tiling(bc=int(keys), order=Order(order or "forward"), splits=int(splits or 1))
-    return Tiled(policy, tiling, OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0 if lazily else 0.0), count=False)
+    tiling = Tiling(br=int(keys), bc=int(keys), order=Order(order or "forward"), splits=int(splits or 1))
+    if isinstance(variant, Backward):
+        recompute = Recompute(exponential=Exponential.EXP2)
+        return TiledBackward(variant.forward_pass, BackwardPrecision.kernel(variant.format), tiling, recompute, count=False)
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0 if lazily else 0.0)
+    return Tiled(Precision.kernel(variant.format), tiling, softmax, count=False)

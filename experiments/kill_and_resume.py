@@ -25,7 +25,7 @@ from rich.table import Table
 
 import numdev.cli.launch  # what a child imports is imported here once
 import numdev.cli.main
-import numdev.cli.studies
+import numdev.measurement.studies
 from numdev.report.document.report import make_report
 from numdev.results.environment import environment
 from numdev.results.store import Store

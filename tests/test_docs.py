@@ -17,7 +17,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -26,9 +25,9 @@ from docs_hooks import tables
 from docs_hooks.quoted import REFERENCE, figure, spread
 from numdev.cli import certify as certification
 from numdev.cli import compare as comparison
-from numdev.cli import launch, studies
-from numdev.cli.exit_codes import Ended
+from numdev.cli import launch
 from numdev.cli.main import COMMANDS
+from numdev.measurement.studies import Batch, Plan
 from numdev.report.comparison import Criterion
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -108,14 +107,14 @@ def check_numdev(words: list[str], folder: Path) -> None:
             at = kept.index("--config-dir") + 1
             kept[at] = next(str(path / kept[at]) for path in (folder, ROOT) if (path / kept[at]).is_dir())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(studies, "dry_run", planned)
+            patch.setattr(Batch, "plans", planned)
             assert launch.launch(command, kept + {"map": [], "report": ["--cfg", "job"]}.get(command, ["dry_run=true"])) == 0
 
 
-def planned(work: Any, cfg: Any) -> Ended:
-    refused = [point.refused for study, _ in work for point in study.points if point.refused]
+def planned(batch: Batch) -> dict[str, Plan]:
+    refused = [point.refused for study, _ in batch.work for point in study.points if point.refused]
     assert not refused, refused
-    return Ended(0)
+    return {study.name: Plan() for study, _ in batch.work}
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ class TestByTheCommandLine:
     @pytest.mark.parametrize(
         ("words", "error"),
         [
-            (("policy.summ=fp32",), "policy.summ: there is no such setting; did you mean policy.sum"),
+            (("policy.summ=fp32",), "policy.summ: 'fp32' cannot be used; there is no such setting; did you mean policy.sum"),
             (("problem.kind=sideways",), "problem.kind: 'sideways' cannot be used; use one of normal, outliers"),
             (("norm=eager", "policy=bf16"), "policy: 'bf16' cannot be used; norm=eager does not read policy.preset"),
             (("baseline=eager",), "baseline: 'eager' cannot be used; it is not a baseline for problems of rmsnorm.operation"),

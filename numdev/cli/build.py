@@ -6,11 +6,10 @@ and what they refer to.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import lru_cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -19,34 +18,16 @@ from omegaconf import DictConfig
 from numdev.attention.base import Implementation
 from numdev.attention.groups import AcceptedSettings
 from numdev.cli import schema
-from numdev.cli.compose import OPERATION, Flat, Request, plain, reference
-from numdev.errors import BadInput, NotHonoured, one_of
-from numdev.measurement.deviation import KIND, Deviations
-from numdev.measurement.operation import Operation
+from numdev.cli.compose import OPERATION, Flat, Request, at, plain, reference
+from numdev.errors import BadInput, NotHonoured
+from numdev.measurement.deviation import Deviations
+from numdev.measurement.operation import Operation, Rule
 from numdev.measurement.runner import Kind, Runner
-from numdev.measurement.speed import FOLLOWING, Budget, Speeds, derived
-from numdev.results.record import Record, Status, Use
+from numdev.measurement.speed import Budget, Speeds
 from numdev.results.study import Refused, StudyPoint
 from numdev.settings import make, types_of
 
 TARGET = "_target_"
-
-
-@runtime_checkable
-class Rule(Protocol):
-    """A baseline that follows from what is measured: a node of `baseline` may make one in place of the baseline itself."""
-
-    def of(self, variant: Any, problem: Any) -> Any:
-        """The baseline of a variant on a problem; None for none."""
-        ...
-
-
-@dataclass(frozen=True)
-class NoBaseline:
-    """The baseline of a node that says there is none: the variant is compared with golden alone."""
-
-    def of(self, variant: Any, problem: Any) -> None:
-        """No baseline."""
 
 
 def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
@@ -57,32 +38,37 @@ def point(request: Request, scenario: str = "default", labels: Mapping[str, Any]
         NotHonoured: if a setting is stated that nothing of what would be measured reads.
     """
     _refuse(request, _unread(request))
-    config = request.config
+    seeds = _seeds(request.config)
     try:
-        variant, problem = node(config, "variant"), node(config, "problem")
-        if variant is config["variant"]:
-            raise BadInput("variant", variant, "it names no object; leave it out, and choose an option, as in attention=tiled")
-        _refuse(request, _without_effect(request, variant, problem))
-        baseline = node(config, "baseline")
-        if isinstance(baseline, Rule):
-            kind = types_of(type(baseline).of).get("problem", Any)  # options of every operation lie in one group
-            if kind is not Any and not isinstance(problem, kind):
-                hint = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
-                raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), hint)
-            baseline = baseline.of(variant, problem)
-        _refuse(request, _ineffective(baseline, problem))
-        return StudyPoint(problem, variant, baseline, problem.replicates(_seeds(config)), scenario, dict(labels or {}))
+        variant, problem, baseline = _parts(request)
+        return StudyPoint(problem, variant, baseline, problem.replicates(seeds), scenario, dict(labels or {}))
     except BadInput as error:
         field = _place(request.raw, error.field)  # of what refers to another setting, as problem.queries to problem.n
-        if type(error) is not BadInput or field == error.field:
-            raise
-        raise BadInput(field, error.value, error.hint) from None
+        raise error if type(error) is not BadInput else BadInput(field, error.value, error.hint) from None
+
+
+def _parts(request: Request) -> tuple[Any, Any, Any]:
+    """Variant, problem and baseline."""
+    config, raw = request.config, request.raw
+    variant, problem = node(config, "variant", raw), node(config, "problem", raw)
+    if variant is config["variant"]:
+        raise BadInput("variant", variant, "it names no object; leave it out, and choose an option, as in attention=tiled")
+    _refuse(request, _without_effect(request, variant, problem))
+    baseline = node(config, "baseline", raw)
+    if isinstance(baseline, Rule):
+        kind = types_of(type(baseline).of).get("problem", Any)  # options of every operation lie in one group
+        if kind is not Any and not isinstance(problem, kind):
+            hint = f"it is not a baseline for problems of {type(problem).__module__}; choose one of the operation"
+            raise BadInput("baseline", request.options.get("baseline", type(baseline).__name__), hint)
+        baseline = baseline.of(variant, problem)
+    _refuse(request, _ineffective(baseline, problem))
+    return variant, problem, baseline
 
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:
     """The place of a point that cannot be measured as it is stated."""
     text = " ".join(dict.fromkeys([*map(str, request.said.values()), *(f"{name}={label}" for name, label in labels.items())]))
-    variant, problem = Refused(kind_of(request).rpartition("=")[2], text), node(request.config, "problem")
+    variant, problem = Refused(kind_of(request).rpartition("=")[2], text), node(request.config, "problem", request.raw)
     return StudyPoint(problem, variant, None, problem.replicates(_seeds(request.config)), scenario, dict(labels), reason)
 
 
@@ -93,35 +79,25 @@ def _seeds(config: Mapping[str, Any]) -> int | None:
     return seeds
 
 
-def node(config: Mapping[str, Any], path: str) -> Any:
-    """The object of a node, with those of the nodes that it holds or refers to; see `numdev.settings.make`.
+def node(config: Mapping[str, Any], path: str, raw: Flat | None = None) -> Any:
+    """The object of a node, with those of the nodes in it; see `numdev.settings.make`.
 
     Args:
-        config: the whole configuration, nested, whose references to values are resolved; those to nodes are not.
+        config: the whole configuration, nested, with every reference resolved.
         path: of the node, with dots. One without `_target_` is its value.
+        raw: the settings as they are written, so that errors name the setting that a reference leads to.
 
     Raises:
         BadInput: naming the setting.
     """
-    value = at(config, path)
-    if (name := reference(value, path)) is not None:
-        return node(config, name)
+    value, where = at(config, path), _place(raw or {}, path)
     if not isinstance(value, Mapping) or TARGET not in value:
         return value
-    own = {name: node(config, f"{path}.{name}") for name in value if not name.startswith("_")}
+    own = {name: node(config, f"{path}.{name}", raw) for name in value if not name.startswith("_")}
     try:
-        target = located(value[TARGET])
+        return make(located(value[TARGET]), own, where)
     except InstantiationException as error:
-        raise BadInput(f"{path}.{TARGET}", value[TARGET], " ".join(str(error).split())) from None
-    return make(target, own, path)
-
-
-def at(config: Mapping[str, Any], path: str) -> Any:
-    """The node or value of a dotted path."""
-    value: Any = config
-    for part in path.split("."):
-        value = value[part]
-    return value
+        raise BadInput(f"{where}.{TARGET}", value[TARGET], " ".join(str(error).split())) from None
 
 
 @lru_cache(maxsize=256)
@@ -184,9 +160,13 @@ def _declared_by(raw: Flat, path: str) -> AcceptedSettings | None:
 
 
 def _place(raw: Flat, path: str) -> str:
-    """The path of the node that a node refers to; its own path if it is not a reference."""
-    target = reference(raw.get(path), path)
-    return path if target is None else _place(raw, target)
+    """The name by which a node, or a setting in it, is set: that to which the references on its path lead."""
+    parts = path.split(".")
+    for i in range(1, len(parts) + 1):
+        own = ".".join(parts[:i])
+        if (target := reference(raw.get(own), own)) is not None:
+            return _place(raw, ".".join([target, *parts[i:]]))
+    return path
 
 
 def _implementation(raw: Flat) -> str:
@@ -208,7 +188,8 @@ def _unread(request: Request) -> Iterator[tuple[str, str]]:
     said, raw, read, composer = request.said, request.raw, reads(request), request.composer
     for first, *others in filter(None, [[name for name in said if name not in read]]):
         group, option, also = _implementation(raw), kind_of(request), "".join(f", nor {name}" for name in others)
-        able = [one for one in composer.options(group) if _accepts(composer.leaf(group, one), group, {first, *others})]
+        declared = {one: _declared_by(composer.leaf(group, one), group) for one in composer.options(group)}
+        able = [one for one, settings in declared.items() if settings and settings.names >= {first, *others}]
         if first not in raw:  # only other options of its group have it
             group, also, able = first.partition(".")[0], "", composer.options_with(first)
             option = f"{group}={request.options[group]}"
@@ -220,11 +201,6 @@ def _unread(request: Request) -> Iterator[tuple[str, str]]:
         by = {f"{name.partition('.')[0]}.{other}": value for other, value in (one.overruled or {}).items()}
         if by and name in own and all(other in own and value in (None, raw[other]) for other, value in by.items()):
             yield name, f"{' and '.join(str(said[other]) for other in by)} overrides it completely; leave it out"
-
-
-def _accepts(leaf: Flat, group: str, names: set[str]) -> bool:
-    declared = _declared_by(leaf, group)
-    return declared is not None and declared.names.issuperset(names)
 
 
 def _called(request: Request, name: str) -> str:
@@ -260,19 +236,7 @@ def operation_of(settings: Mapping[str, Any] | None) -> Operation:
 
 
 def runner(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = None) -> Runner:
-    """The runner of a command, on the device of the configuration; arguments and errors as those of `kind`.
-
-    It is kept, so that golden results serve the next job of a sweep too.
-    """
-    of_kind: Any = kind(command, cfg, settings)  # a frozen dataclass, which its base does not say
-    return _runner(of_kind, cfg.device)
-
-
-_runner = lru_cache(maxsize=2)(Runner)
-
-
-def kind(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = None) -> Kind:
-    """The kind of measurement of a command.
+    """The runner of a command on the device of the configuration, kept so that golden results serve the next job of a sweep too.
 
     Args:
         command: `speed` times, `train` trains, `certify` certifies; every other one measures deviations.
@@ -288,7 +252,16 @@ def kind(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = Non
         if operation.golden is None:
             hint = "it has no exact result, its runs are compared with one another; use numdev train"
         raise BadInput(OPERATION, operation.name, hint)
-    if command == "train":
+    of_kind: Any = kind(command, operation, plain(cfg.timing) if command == "speed" else {})  # its base is no dataclass to mypy
+    return _runner(of_kind, cfg.device)
+
+
+_runner = lru_cache(maxsize=2)(Runner)
+
+
+def kind(command: str, operation: Operation, timing: Mapping[str, Any] | None = None) -> Kind:
+    """The kind of measurement of a command on an operation, the node `timing` beside it."""
+    if operation.golden is None:
         from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
         return WeightsOverTraining(operation)
@@ -296,45 +269,4 @@ def kind(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = Non
         from numdev.certification.study import Certificates  # late: it imports every kernel
 
         return Certificates(operation)
-    if command != "speed":
-        return Deviations(operation)
-    return Speeds(operation, Budget(cfg.timing.seconds, cfg.timing.least, cfg.timing.most))
-
-
-def figures(kind: Kind) -> list[str]:
-    """The figures of a kind of measurement: each as `output.figure` where it compares every output, else by its own name."""
-    table = next(iter(kind.columns.values()))
-    own = [column.name for column in table if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
-    own += FOLLOWING if any(column.name == "latency" for column in table) else []
-    outputs = kind.operation.output_names if kind.name == KIND else ()
-    return [f"{output}.{name}" for output in outputs for name in own] if outputs else own
-
-
-def comparable(program: str, operation: Operation) -> list[str]:
-    """The columns that the claims and the plot of a study may name, of points of an operation as a command measures them."""
-    if operation.golden is None:
-        from numdev.training.weights import RUN, TABLES, WEIGHTS  # late: it imports every model
-
-        of_tables = [[one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN)]
-        return [*of_tables[0], *(name for name in of_tables[1] if f"baseline_{name}" in of_tables[1])]
-    deviations = figures(Deviations(operation))
-    if program != "speed":
-        return deviations
-    of_speed, of_outputs = figures(Speeds(operation)), {name.rpartition(".")[2] for name in deviations}
-    return [*of_speed, *(f"{operation.primary}.{name}" for name in of_speed if name in of_outputs)]
-
-
-def refuse_objective(text: str | None, kind: Kind) -> None:
-    """Raise BadInput before anything is measured where there is no such figure to minimise."""
-    if text is not None and text not in (known := figures(kind)):
-        raise BadInput("objective", text, one_of(text, known, most=12))
-
-
-def objective(text: str | None, record: Record) -> float | None:
-    """The figure from golden that `text` names, the mean over seeds; None where the point has none, or is not sound."""
-    output, _, name = (text or "").rpartition(".")
-    own = ("variant", "golden", output or record.outputs[0])
-    rows = [row for row in record.rows if (row["subject"], row["reference"], row["output"]) == own] if text else []
-    if not rows or record.status is not Status.OK:  # a figure of the elements that are left would win
-        return None
-    return math.fsum((derived(row) if name in FOLLOWING else row)[name] for row in rows) / len(rows)
+    return Speeds(operation, make(Budget, timing or {}, "timing")) if command == "speed" else Deviations(operation)

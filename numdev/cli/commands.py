@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from textwrap import fill
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli import schema
-from numdev.cli.compose import OPERATION, composer, config_folder, overrides_of, plain, study_fields
-from numdev.cli.exit_codes import BAD_OUTPUT, Ended
-from numdev.cli.progress import output
-from numdev.errors import BadInput, one_of
+from numdev.cli.compose import composer, config_folder, overrides_of, plain, study_fields
+from numdev.cli.exit_codes import BAD_OUTPUT, FAILED, UNSUPPORTED, Ended, code_of_study, worst
+from numdev.cli.progress import ERRORS, Progress, is_live, output
+from numdev.errors import BadInput, Unsupported, one_of
+from numdev.settings import choice
 
 if TYPE_CHECKING:
     from numdev.cli.launch import Job
 
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named; of more it has the name of the results
+_TITLE = 60  # characters beside the words at the right of the histogram of a map
+_IN_TITLE = ("out", "device", "output", "head", "seed")  # of what stands in its title anyway
 _OF_A_STUDY = dict.fromkeys(("shard", "shards", "workers"), "it is of a study; give study= too")
 _OF_A_POINT = {
     "objective": "it is a figure of one point; leave it out",
@@ -69,36 +73,96 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
 
     What cannot be written is refused before anything is measured.
     """
-    from numdev.cli import build, expand, studies
+    from numdev.cli import build, expand, show
+    from numdev.measurement.studies import Batch, Plan
     from numdev.report.document.folder import refuse_other
-    from numdev.results.store import refuse_unwritable
+    from numdev.results.store import Store, refuse_unwritable
+    from numdev.results.study import Shard
 
     _refuse(cfg, _OF_A_POINT)
     refuse_unwritable("results", Path(cfg.results))
     if "out" in cfg:
         refuse_other(Path(cfg.out), Path(cfg.results), reported)
-    expander = expand.expander(HydraConfig.get(), cfg, "measure" if job.command == "paper" else job.command)
+    hydra = HydraConfig.get()
+    expander = expand.expander(hydra, cfg, "measure" if job.command == "paper" else job.command)
     work = []
     for name in names:
         own = expander.of(name)
         fields = own.composer.study(name) if cfg.study is None else study_fields(name, plain(cfg.study))
+        if fields["kind"] == "speed" and job.command != "speed":
+            raise BadInput("study", name, f"it times kernels; numdev speed study={name} measures it")
         bench = build.runner("certify" if fields["kind"] == "certificate" else job.command, cfg, own.composer.of)
-        if job.command == "train" and own.composer.operation_of(name) is None and OPERATION not in expander.manner:
-            raise BadInput("study", name, f"it trains nothing; numdev measure study={name}, or numdev speed for one of speed")
         work.append((own.study(name, fields), bench))
+    batch = Batch(work, Store(Path(cfg.results)), Shard(cfg.shard, cfg.shards), fresh=cfg.fresh)
+    for study, _ in work:
+        if study.left_out:
+            count = "a scenario is" if len(study.left_out) == 1 else f"{len(study.left_out)} scenarios are"
+            text = f"{count} left out, since the command line states other settings: {'; '.join(study.left_out)}"
+            ERRORS.print(f"note: {study.name}: {text}", markup=False)
     if cfg.dry_run:
-        return studies.dry_run(work, cfg)
-    ended = studies.run(work, cfg)
+        plans = batch.plans()
+        if work[1:]:
+            show.sweep("dry_run", [([f"study={name}"], show.plan_row(plan)) for name, plan in plans.items()])
+        return show.planned(sum(plans.values(), Plan()), in_sweep=hydra.mode is RunMode.MULTIRUN)
+    is_alone = cfg.shards == 1 and hydra.runtime.choices.get("hydra/launcher") == "basic"
+    bar = Progress(sum(map(len, batch.parts)), ERRORS, live=is_live())
+    outcomes = batch.run(bar, cfg.workers, is_alone=is_alone)
+    show.outcomes(outcomes, batch.store)
     if "out" in cfg:
         _make_report(cfg, reported, kind="speed" if job.command == "speed" else "")
-    return ended
+    return Ended(worst(code_of_study(done.statuses) for done in outcomes.values()))
 
 
 def error_map(cfg: DictConfig, job: Job) -> Ended:
-    """The error of every element of one head."""
-    from numdev.cli import map as error
+    """The error of every element of one head, as figures and numbers.
 
-    return error.draw(cfg, job)
+    Raises:
+        BadInput: naming the setting that cannot be used.
+    """
+    from numdev.cli import build, expand
+    from numdev.measurement.deviation import Place, Subject, head_of
+    from numdev.measurement.runner import failure
+    from numdev.report.document.export import to_csv  # late: pandas and matplotlib
+    from numdev.report.figures.elements import element_errors, error_summary, write_errors
+    from numdev.results.record import Reference, write_atomically
+    from numdev.results.store import refuse_unwritable
+
+    hydra, out = HydraConfig.get(), Path(cfg.out)
+    overrides, choices = {one.key_or_group: str(one.input_line) for one in overrides_of(hydra)}, hydra.runtime.choices
+    subject, against = choice("subject", Subject, cfg.subject), choice("reference", Reference, cfg.reference)
+    place = Place(cfg.output or "", cfg.head, cfg.seed, subject, against)
+    refuse_unwritable("out", out)
+    _refuse(cfg, {"study": "numdev map draws one point; state its settings, as numdev measure takes them"})
+    if not place.needs_baseline and any(name.partition(".")[0] == "baseline" for name in overrides):
+        hint = "it is not drawn; give subject=baseline or reference=baseline too, or leave it out"
+        raise BadInput("baseline", choices["baseline"], hint)
+    request = expand.expander(hydra, cfg).request()
+    request = replace(request, raw=request.raw | {"seeds": place.seed + 1})  # as many replicates as it takes
+    point, bench = build.point(request), build.runner(job.command, cfg)
+    operation = bench.kind.operation
+    try:
+        head = head_of(operation, point.problem, point.variant, place, bench.device, point.baseline)
+    except Unsupported as error:
+        return Ended(UNSUPPORTED, str(error))
+    except SystemExit as error:  # of the user's function
+        return Ended(FAILED, failure(error, operation.smaller)[1])
+    if hydra.mode is not RunMode.RUN:  # each job of a sweep has a folder
+        out /= hydra.job.override_dirname.replace("/", "_") or "defaults"
+    table = out / "elements.csv"
+    elements, reference = element_errors(head.x, head.reference, head.fmt), place.reference.value.replace("_", " ")
+    where = f"{f'head {place.head} of {head.heads}, ' if head.heads > 1 else ''}replicate {place.seed}"
+    settings = " ".join(text for name, text in overrides.items() if name not in _IN_TITLE) or "defaults"
+    title = f"{head.output}, {where}\n{shorten(settings, _TITLE, placeholder=' ...')}"
+    again = "; the last map there is replaced" if table.exists() else ""
+    names = ", ".join(path.name for path in (*write_errors(elements, title, out, reference=reference), table))
+    write_atomically(table, to_csv(elements))
+    own = " ".join([build.kind_of(request), *(f"precision={one}" for one in [request.options.get("precision")] if one)])
+    if subject is Subject.BASELINE:
+        own = f"baseline={request.options.get('baseline', 'custom')}"
+    first = f"{head.output} of {own}: {where}, {' x '.join(map(str, head.x.shape))} elements"
+    for line in (first, *error_summary(elements, reference), f"map: {out}: {names}{again}"):
+        output().print(line, markup=False, highlight=False, soft_wrap=True)
+    return Ended()
 
 
 def report(cfg: DictConfig, _: Job) -> Ended:
@@ -127,25 +191,16 @@ def list_studies() -> int:
     own = composer((config_folder(),))
     width = max(map(len, own.options("study"))) + 2
     for name in own.options("study"):
-        print(fill(own.study(name)["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
+        print(fill(own.load(f"study/{name}")["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
     return 0
-
-
-def refuse_unknown(cfg: DictConfig, choices: Iterable[str]) -> None:
-    """Raise BadInput for a setting that neither a schema nor an operation has, which `+name=value` adds."""
-    kind: Any = OmegaConf.get_type(cfg)
-    known, text = [*kind.__dataclass_fields__, *choices, *schema.nodes()], OmegaConf.to_yaml(cfg)
-    for name, value in plain(cfg).items():
-        if name not in known and f"${{{name}" not in text:  # a node of a user's operation, which another refers to
-            raise BadInput(name, value, f"there is no such setting; {one_of(name, known, most=12)}")
 
 
 def _refuse(cfg: DictConfig, hints: Mapping[str, str]) -> None:
     """Raise BadInput for the first of these settings that the command line gives, where the command has no use for it."""
     hydra = HydraConfig.get()
-    names = [text.lstrip("+").partition("=")[0] for text in overrides_of(hydra)]
+    names = [override.key_or_group for override in overrides_of(hydra)]
     for name, hint in hints.items():
-        value = hydra.runtime.choices.get(name, cfg[name])
+        value = hydra.runtime.choices.get(name, cfg.get(name))
         if name in names and value is not None:
             raise BadInput(name, value, hint)
 

@@ -93,15 +93,12 @@ def run(arguments: Sequence[str]) -> int:
         NumdevError: for what cannot be compared or written.
         SystemExit: see `parsed`.
     """
-    return _compare(read(arguments))
-
-
-def _compare(settings: Namespace) -> int:
     from numdev.cli.exit_codes import BAD_INPUT, BAD_OUTPUT, FAILED
     from numdev.cli.progress import output
     from numdev.report.comparison import REGRESSIONS, SIGNIFICANT, Criterion, compare, show, untested, write
     from numdev.report.document.tables import bad_outputs
 
+    settings = read(arguments)
     criterion = Criterion(settings.metric, settings.reference, settings.tolerance)
     studies = settings.study.strip("[]").split(",") if settings.study else None
     a, b = _load("A", settings.a, studies), _load("B", settings.b, studies)

@@ -10,8 +10,9 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -21,6 +22,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -34,11 +37,9 @@ from numdev.attention.precision import FORMATS
 from numdev.cli import schema
 from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
+from numdev.settings import converted
 
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
-CHOICE = "override /operation@_global_.operation"
-"""How the defaults list of a study's file chooses the operation of its points."""
-_SHARED = "@_here_"  # behind a file that a study's file takes its fields from
 _OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # the names that Hydra gives to the user's config folders
 _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 
@@ -163,12 +164,12 @@ def _loaded(folders: tuple[Path, ...], name: str) -> dict[str, Any] | None:
 
 
 def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a study, checked against `StudyConfig`; those that its file leaves out have their defaults."""
-    own, known = {key: value for key, value in loaded.items() if key != "defaults"}, schema.StudyConfig.__annotations__
-    if unknown := next((key for key in own if key not in known), None):
+    """The fields of a study, checked against `StudyConfig`; those that are left out have their defaults."""
+    known = schema.StudyConfig.__annotations__
+    if unknown := next((key for key in loaded if key not in known), None):
         raise BadInput("study", name, f"a study has no field {unknown}; {one_of(unknown, known)}")
     try:
-        return plain(OmegaConf.merge(OmegaConf.structured(schema.StudyConfig), own), throw_on_missing=True)
+        return plain(OmegaConf.merge(OmegaConf.structured(schema.StudyConfig), loaded), throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise BadInput("study", name, f"{str(error).splitlines()[0]}; see docs/how-to/add-study.md") from None
 
@@ -180,14 +181,9 @@ def plain(config: Any, *, resolve: bool = False, throw_on_missing: bool = False)
     return {str(key): value for key, value in container.items()}
 
 
-def overrides_of(hydra: Any) -> list[str]:
-    """The overrides of a job, as they were written; `hydra` is Hydra's own part of the configuration."""
-    return [str(text) for text in plain(hydra.overrides)["task"]]
-
-
-def params_of(hydra: Any) -> list[str]:
-    """The settings that a file, and not the command line, sweeps over; `hydra` as in `overrides_of`."""
-    return [str(name) for name in OmegaConf.select(hydra, "sweeper.params") or ()]
+def overrides_of(hydra: Any) -> list[Override]:
+    """The overrides of a job; `hydra` is Hydra's own part of the configuration."""
+    return OverridesParser.create().parse_overrides([str(text) for text in plain(hydra.overrides)["task"]])
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -206,28 +202,30 @@ def written(value: Any) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def resolved(settings: Flat) -> Flat:
-    """The settings with every reference replaced by the value that it names; references to nodes are kept.
+def at(config: Mapping[str, Any], path: str) -> Any:
+    """The node or value of a dotted path."""
+    value: Any = config
+    for part in path.split("."):
+        value = value[part]
+    return value
+
+
+def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in which the value or the node that it names has taken the place of every reference.
 
     Raises:
         BadInput: for a reference that leads nowhere, or to itself.
     """
-    config = OmegaConf.create(nested(settings))
-
-    def value_of(key: str, value: Any) -> Any:
-        if not (isinstance(value, str) and "${" in value):
-            return value
-        try:
-            own = OmegaConf.select(config, key)
-        except OmegaConfBaseException as error:
-            keys = [key]
-            while (name := reference(settings[keys[-1]], keys[-1])) in settings and name not in keys:
+    try:
+        return plain(OmegaConf.create(dict(config)), resolve=True)
+    except OmegaConfBaseException as error:
+        keys = [str(error.full_key)]
+        with suppress(KeyError):  # of the last reference on the way, which leads nowhere
+            while (name := reference(at(config, keys[-1]), keys[-1])) is not None and name not in keys:
+                at(config, name)
                 keys.append(name)
-            hint = f"{str(error).splitlines()[0]}; refer to a setting that there is"
-            raise BadInput(keys[-1], settings[keys[-1]], hint) from None
-        return value if OmegaConf.is_dict(own) else OmegaConf.to_container(own) if OmegaConf.is_list(own) else own
-
-    return {key: value_of(key, value) for key, value in settings.items()}
+        hint = f"{str(error).splitlines()[0]}; refer to a setting that there is"
+        raise BadInput(keys[-1], at(config, keys[-1]), hint) from None
 
 
 def reference(value: Any, key: str) -> str | None:
@@ -241,8 +239,8 @@ def reference(value: Any, key: str) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = ()) -> tuple[Flat, dict[str, str]]:
-    """Every setting of a primary file with overrides as Hydra composes it, and the option of each group. Not to be changed.
+def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = ()) -> tuple[dict[str, Any], dict[str, str]]:
+    """A primary file with overrides as Hydra composes it, and the option of each group. Not to be changed.
 
     Composes within the running command, or over these folders; Hydra looks for the primary file before it reads where else to
     search.
@@ -255,7 +253,7 @@ def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = 
     with nullcontext() if is_running else initialize_config_dir(str(first), version_base="1.3"):
         config = compose(name, [*searched, *overrides], return_hydra_config=True)
     choices = {str(group): str(option) for group, option in config.hydra.runtime.choices.items() if option is not None}
-    return dict(flat({key: node for key, node in plain(config).items() if key != "hydra"})), choices
+    return {key: value for key, value in plain(config).items() if key != "hydra"}, choices
 
 
 def groups_of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
@@ -293,8 +291,8 @@ class Request:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Every setting, nested; references to values are resolved, those to nodes are not."""
-        return nested(resolved(self.raw))
+        """Every setting, nested, with every reference resolved."""
+        return resolved(nested(self.raw))
 
 
 @dataclass(frozen=True)
@@ -337,31 +335,23 @@ class Composer:
         return [option for option in self.options(group) if key in self.leaf(group, option)]
 
     def study(self, name: str) -> dict[str, Any]:
-        """A study's file with the files that it takes fields from, all fields checked.
+        """The fields of a study's file and of the files in its defaults list, all checked.
 
         Raises:
             BadInput: if there is no such study, or the file is not one.
         """
-        own = self.load(f"{STUDY}/{name}")
-        shared = [str(item).removesuffix(_SHARED) for item in own.get("defaults", []) if str(item).endswith(_SHARED)]
-        return study_fields(name, plain(OmegaConf.merge(*(self.load(f"{STUDY}/{file}") for file in shared), own)))
+        self.load(f"{STUDY}/{name}")
+        config, choices = composed(self.folders, self.name, (f"{STUDY}={name}",))
+        if groups_of_points(choices) != replace(self, operation=choices.get(OPERATION)).choices:
+            raise BadInput(STUDY, name, "its defaults list may choose the operation, and files of study/, but no other option")
+        return study_fields(name, config[STUDY])
 
     def operation_of(self, study: str) -> str | None:
-        """The option of `operation` that a study's file chooses in its defaults list; None where it chooses none.
+        """The operation that a study's file chooses, else that of `config.yaml`; None where that has no such group."""
+        of_study = (f"{STUDY}={study}",) if study in self.options(STUDY) else ()  # others are made in Python
+        return composed(self.folders, "config", of_study)[1].get(OPERATION)
 
-        Raises:
-            BadInput: if the defaults list says anything else.
-        """
-        if study not in self.options(STUDY):
-            return None  # it is made in Python
-        items = [
-            item for item in self.load(f"{STUDY}/{study}").get("defaults", []) if not str(item).endswith(("_self_", _SHARED))
-        ]
-        if any(not isinstance(item, Mapping) or list(item) != [CHOICE] for item in items):
-            raise BadInput("study", study, f"its defaults list may hold only {CHOICE}: NAME, and FILE{_SHARED} of {STUDY}/")
-        return str(items[-1][CHOICE]) if items else None
-
-    def _composed(self, *overrides: str) -> tuple[Flat, dict[str, str]]:
+    def _composed(self, *overrides: str) -> tuple[dict[str, Any], dict[str, str]]:
         operation = [f"{OPERATION}={self.operation}"] if self.operation else []
         return composed(self.folders, self.name, (*operation, *overrides))
 
@@ -371,28 +361,21 @@ class Composer:
         return groups_of_points(self._composed()[1])
 
     @property
-    def own_operation(self) -> str | None:
-        """The option of `operation`."""
-        return self._composed()[1].get(OPERATION)
-
-    @property
     def of(self) -> dict[str, Any]:
         """The node that makes the operation."""
-        node: dict[str, Any] = nested(resolved(self._composed()[0])).get(OPERATION, {})
+        node: dict[str, Any] = resolved(self._composed()[0]).get(OPERATION, {})
         return node
 
     def values(self, options: Mapping[str, str] | None = None) -> Flat:
         """Every setting of a point by its dotted name, references as they are written, with these options of groups."""
-        settings = {key: value for key, value in self._composed()[0].items() if key.partition(".")[0] != OPERATION}
+        config = {key: node for key, node in self._composed()[0].items() if key != OPERATION}
         for group, option in (options or {}).items():
             if option != self.choices.get(group):
-                of_group = self._composed(f"{group}={option}")[0]
-                settings = {key: value for key, value in settings.items() if key.partition(".")[0] != group}
-                settings |= {key: value for key, value in of_group.items() if key.partition(".")[0] == group}
-        return settings
+                config[group] = self._composed(f"{group}={option}")[0][group]
+        return dict(flat(config))
 
     def known(self) -> list[str]:
-        """The names of all settings, with those that an option alone has, but for what only refers to others."""
+        """The names of all settings and groups, with those that an option alone has, but for what only refers to others."""
         leaves = (self.leaf(group, option) for group in self.choices for option in self.options(group))
         values = {key: value for leaf in leaves for key, value in leaf.items()} | self.values()
         return [key for key, one in values.items() if key in schema.settings() or not ("._" in key or "${" in str(one))]
@@ -430,7 +413,38 @@ class Composer:
         if key in schema.of_runs():
             raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
         if (key not in raw and not self.options_with(key)) or "._" in key:
-            raise BadInput(key, value, f"there is no such setting; {one_of(key, self.known(), most=12)}")
+            raise self.unknown(key, value)
+
+    def unknown(self, name: str, value: Any) -> BadInput:
+        """The error of a setting that there is not, or that only other options than the chosen ones have."""
+        group = name.partition(".")[0]
+        if options := [f"{group}={one}" for one in self.options_with(name)]:
+            has = "have" if options[1:] else "has"
+            return BadInput(name, value, f"only {' and '.join(options)} {has} it; take {' or '.join(options)}, or leave it out")
+        names = [*self.choices, *({OPERATION} & self._composed()[1].keys()), *self.known(), *self._of_study]
+        alike = [one for one in names if one.count(".") == name.count(".")]  # a group is not mistyped into one of its settings
+        hint = one_of(name, alike if get_close_matches(name, alike) else names, most=12)
+        return BadInput(name, value, f"there is no such setting; {hint}")
+
+    @property
+    def _of_study(self) -> list[str]:
+        return [f"{STUDY}.{field}" for field in schema.StudyConfig.__annotations__] if STUDY in self.values() else []
+
+    def check(self, override: Override, options: Mapping[str, str], *, is_sweep: bool) -> None:
+        """Raise BadInput for an override of the command line that sets what the options lack, or to what it does not take."""
+        name, value = override.key_or_group, str(override.input_line).partition("=")[2]
+        if override.is_delete():
+            raise BadInput(name, "~", "a setting cannot be deleted; null is what most take for none")
+        if override.is_sweep_override() and not is_sweep:
+            raise BadInput(name, value, f"a sweep needs -m, and a list brackets, {name}=[{value}]")
+        place = ".".join(name.split(".")[:2]) if name.startswith(STUDY) else name
+        names = [*self.choices, OPERATION, *self.values(options), *self._of_study]
+        if not any(one == place or one.startswith(f"{place}.") for one in names):
+            raise self.unknown(name, value)
+        one = schema.of_commands().get(name)
+        for each in list(override.sweep_iterator()) if override.is_discrete_sweep() else [override.value()]:
+            if one is not None and isinstance(each, str):
+                converted(name, one.kind, each, one.text)
 
     def statements(self, layer: Statements) -> dict[str, Statement]:
         """The origin of each setting of a layer; a value stands above the file of an option."""
@@ -460,3 +474,9 @@ class Composer:
 def composer(folders: tuple[Path, ...], name: str = "config", operation: str | None = None) -> Composer:
     """The composer of some folders, kept with what it has composed."""
     return Composer(folders, name, operation)
+
+
+def composer_of(hydra: Any) -> Composer:
+    """The composer of a job, over the config folders of its command; `hydra` as in `overrides_of`."""
+    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
+    return composer(folders, hydra.job.config_name, hydra.runtime.choices.get(OPERATION))

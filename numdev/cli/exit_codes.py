@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from numdev.cli.compose import OPERATION, Composer, composer, config_folder
 from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
 
 if TYPE_CHECKING:
-    from numdev.cli.studies import Plan
+    from numdev.measurement.studies import Plan
     from numdev.results.record import Status
 
 FAILED, BAD_INPUT, UNSUPPORTED, BAD_OUTPUT = 1, 2, 3, 5
@@ -79,14 +77,14 @@ def code_of(error: Exception) -> int:
     return BAD_INPUT if isinstance(error, (BadInput, StoreError, *_OF_HYDRA)) else FAILED
 
 
-def sentence_of(error: Exception, known: Callable[[], Composer] = lambda: composer((config_folder(),))) -> str:
-    """One line: which setting, what is wrong with it, and what would do; `known` has the settings that the command could take."""
+def sentence_of(error: Exception) -> str:
+    """One line: which setting, what is wrong with it, and what would do."""
     for each in (error, error.__cause__):  # the cause of what Hydra made, such as a callback
         if isinstance(each, NumdevError):
             return str(each)
     text = str(error)
-    first = (text.strip().splitlines() or [""])[0]
     if not isinstance(error, _OF_HYDRA):
+        first = (text.strip().splitlines() or [""])[0]
         return f"numdev failed: {type(error).__name__}: {first}; HYDRA_FULL_ERROR=1 shows where"
     if isinstance(error, MissingConfigException):  # an option that a group does not have
         group, _, option = (error.missing_cfg_file or "").rpartition("/")
@@ -97,31 +95,7 @@ def sentence_of(error: Exception, known: Callable[[], Composer] = lambda: compos
         return f"{error.override}: it cannot be read as setting=value ({why}); quote what is special to the shell"
     if isinstance(error, YAMLError):
         return f"configs: a file is no YAML; {' '.join(text.split())}"
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
-    if unknown := re.search(r"Could not (?:override|append to config.*?) '?([\w./@-]+)'?", text):
-        part = re.search(r"Key '(\w+)' not in", str(cause))  # of a mapping, as in plot={z: rmse}
-        return _unknown(unknown[1] if part is None or unknown[1].endswith(part[1]) else f"{unknown[1]}.{part[1]}", known())
-    if deleted := re.search(r"Could not delete from config\. '([^']*)'", text):
-        return f"{deleted[1]}: a setting cannot be deleted; null is what most take for none"
-    if ambiguous := re.search(r"Ambiguous value for argument '([^=]*)=(.*?)'\n", text):
-        name, values = ambiguous.groups()
-        return str(BadInput(name, values, f"a sweep needs -m, and a list brackets, {name}=[{values}]"))
-    why, key = str(cause).splitlines()[0], re.search(r"full_key: (\S+)", str(cause))
-    if isinstance(cause, InterpolationResolutionError):
-        return f"{key[1] if key else 'config'}: {why}; refer to a setting that there is"
-    if merging := re.search(r"Error merging override ([^=]*)=(.*)", text):
-        return str(BadInput(merging[1].lstrip("+"), merging[2], why))
-    if key:
-        return f"{key[1]}: {why} (in a file of the config folders)"
+    cause = str(error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error)
+    if key := re.search(r"full_key: (\S+)", cause):
+        return f"{key[1]}: {cause.splitlines()[0]} (in a file of the config folders)"
     return "; ".join(line.strip().rstrip(".") for line in text.splitlines() if line.strip())
-
-
-def _unknown(name: str, known: Composer) -> str:
-    """A setting that the chosen options do not have."""
-    group = name.partition(".")[0]
-    if able := known.options_with(name):
-        options, (has, that) = " and ".join(f"{group}={one}" for one in able), ("have", "one") if able[1:] else ("has", "that")
-        return f"{name}: only {options} {has} it; take {that}, or leave it out"
-    names = [*known.choices, *([OPERATION] if known.own_operation else []), *known.known()]
-    alike = [one for one in names if one.count(".") == name.count(".")]  # a group's name is not mistyped into one of its settings
-    return f"{name}: there is no such setting; {one_of(name, alike if get_close_matches(name, alike) else names, most=12)}"

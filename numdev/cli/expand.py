@@ -20,39 +20,47 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import build, schema
-from numdev.cli.claims import check_figures, claims_of, plot_of
 from numdev.cli.compose import (
     OPERATION,
     Composer,
     Request,
     Statement,
     Statements,
+    at,
     composer,
+    composer_of,
     flat,
     groups_of_points,
     overrides_of,
     plain,
     written,
 )
-from numdev.errors import BadInput, NotHonoured
-from numdev.results.claim import ClaimStatement
+from numdev.errors import BadInput, NotHonoured, one_of
+from numdev.results.claim import COLUMNS, ClaimKind, ClaimStatement
+from numdev.results.record import Reference
 from numdev.results.store import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
-from numdev.settings import choice
+from numdev.settings import choice, make
 
 _ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
 _MANNER = (OPERATION, "timing")  # of what, and how, a point is measured
 _SECTION = ("place", "measured", "source", "figures")  # fields of a study's file that the report alone reads
+Axes = Mapping[str, Sequence[Any]]  # the entries of each
+
+_OF_A_PART = ("metric", "reference", "kind", "where", "over", "of", "to", "above", "below", "margin", "each", "condition", "also")
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+_OF_POINTS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # columns of every study, beside its axes
+_DRAWN = ("draw", "about", "options", "title", "needs", "table")  # of a figure that a function draws
 
 
 class Entry(NamedTuple):
@@ -83,9 +91,7 @@ class Expander:
 
     def of(self, study: str) -> Expander:
         """The expander for the operation that a study's file chooses, unless the command line chooses one."""
-        own = None if OPERATION in self.manner else self.composer.operation_of(study)
-        if own in (None, self.composer.operation):
-            return self
+        own = self.composer.operation if OPERATION in self.manner else self.composer.operation_of(study)
         return replace(self, composer=composer(self.composer.folders, self.composer.name, own))
 
     def request(self) -> Request:
@@ -98,7 +104,8 @@ class Expander:
         Raises:
             BadInput: naming the part of the study's file, or the setting, that cannot be used.
         """
-        statements = {key: _mapping(f"study.scenarios.{key}", own) for key, own in _scenarios(fields).items()}
+        named = fields["scenarios"] or {"default": {"title": fields["title"]}}
+        statements = {key: _mapping(f"study.scenarios.{key}", own) for key, own in named.items()}
         axes = {key: _alike({**fields["axes"], **_mapping("axes", own.get("axes"))}) for key, own in statements.items()}
         known = {axis for own in axes.values() for axis in own if axis in self.task and _has(own[axis], self.task[axis])}
         scenarios, points, changed = dict[str, Scenario](), list[StudyPoint](), set[str]()
@@ -114,13 +121,17 @@ class Expander:
                     scenarios[key] = _scenario(key, own)
         settings = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
         if not scenarios:
-            overrides = " ".join(text for text in settings[: len(self.task)] if not text.startswith("seeds="))
+            others = " ".join(text for text in settings[: len(self.task)] if not text.startswith("seeds="))
             hint = "leave that out, or change a copy of the study's file"
-            raise BadInput("study", name, f"each of its scenarios is about other settings than {overrides}; {hint}")
+            raise BadInput("study", name, f"each of its scenarios is about other settings than {others}; {hint}")
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         folder = ["--config-dir", self.own] if self.own else []
         claims, plot = self._answers(name, fields, axes)
+        # Neither another number of replicates nor the choice of one value of an axis makes another point
+        overrides = [f"{key}={written(value)}" for key, value in self.task.items() if key in changed and key != "seeds"]
+        if OPERATION in self.manner and self.manner[OPERATION] != self.composer.operation_of(name):
+            overrides.insert(0, f"{OPERATION}={self.manner[OPERATION]}")
         return Study(
             name=name,
             title=fields["title"],
@@ -130,7 +141,7 @@ class Expander:
             more=tuple(fields["more"]),
             command=shlex.join(["numdev", self.program, *folder, f"study={name}", *settings]),
             scenarios=tuple(scenarios.values()),
-            overrides=tuple(self._overrides(name, changed)),
+            overrides=tuple(overrides),
             words={axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
             question=fields["question"],
             plot=plot,
@@ -190,16 +201,6 @@ class Expander:
         roles = {name: own.pop("role", EntryRole.SUBJECT.value) for name, own in named.items()}
         return [Entry(name, own, choice(f"axes.{axis}.{name}.role", EntryRole, roles[name])) for name, own in named.items()]
 
-    def _overrides(self, name: str, changed: Collection[str]) -> Iterator[str]:
-        """The overrides of the command line that make points which the study's file alone does not have.
-
-        Neither another number of replicates nor the choice of one value of an axis makes another point.
-        """
-        usual = self.composer.operation_of(name) or composer(self.composer.folders, self.composer.name).own_operation
-        if self.manner.get(OPERATION, usual) != usual:
-            yield f"{OPERATION}={self.manner[OPERATION]}"
-        yield from (f"{key}={written(value)}" for key, value in self.task.items() if key in changed and key != "seeds")
-
     def _answers(
         self, name: str, fields: Mapping[str, Any], axes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[tuple[str | ClaimStatement, ...], dict[str, Any] | None]:
@@ -213,7 +214,7 @@ class Expander:
             if not fields["claims"] and plot is None:
                 return (), None
             operation = build.operation_of(self.composer.of)
-            metrics = build.comparable(self.program, operation)
+            metrics = build.kind(self.program, operation).comparable
             claims = claims_of(fields["claims"], entries, metrics)
             if plot is None:
                 return claims, None
@@ -232,21 +233,20 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
 
     `hydra` is Hydra's own part of the configuration; `program` see `Expander`.
     """
-    runtime, overrides = hydra.runtime, OverridesParser.create().parse_overrides(overrides_of(hydra))
-    folders = tuple(Path(source.path) for source in runtime.config_sources if source.schema == "file")
+    runtime = hydra.runtime
     groups, settings = (OPERATION, *groups_of_points(runtime.choices)), plain(cfg)
     task, manner = dict[str, Any](), dict[str, Any]()
-    for key, package in ((override.key_or_group, override.package) for override in overrides):
+    for override in overrides_of(hydra):
+        key, value = override.key_or_group, override.value()
         name = key.partition(".")[0]
         statements = manner if name in _MANNER else task
-        if key in groups and package is None and isinstance(runtime.choices.get(key), str):
+        if key in groups and override.package is None and isinstance(runtime.choices.get(key), str) and isinstance(value, str):
             statements[key] = runtime.choices[key]
         elif name in settings and (name in _MANNER or name not in schema.of_runs()):
-            statements |= dict(flat({key: build.at(settings, key)}))
+            statements |= dict(flat({key: value if isinstance(value, dict) else at(settings, key)}))
     own = next((Path(source.path) for source in runtime.config_sources if source.provider == "command-line"), None)
     folder = None if own is None else str(own.relative_to(runtime.cwd) if own.is_relative_to(runtime.cwd) else own)
-    known = composer(folders, hydra.job.config_name, runtime.choices.get(OPERATION))
-    return Expander(known, task, program, folder, manner)
+    return Expander(composer_of(hydra), task, program, folder, manner)
 
 
 def _has(entries: Any, value: Any) -> bool:
@@ -272,15 +272,124 @@ def _alike(axes: Mapping[str, Any]) -> dict[str, Any]:
     return {**axes, **{axis: {k: v for one in own for k, v in entries(one, own[one]).items()} for axis, own in named.items()}}
 
 
-def _scenarios(fields: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A study's scenarios; a study that states none has a single one."""
-    named: Mapping[str, Any] = fields["scenarios"] or {"default": {"title": fields["title"]}}
-    return named
-
-
 def _scenario(name: str, own: Statements) -> Scenario:
     title = own.get("title", name)
     if not isinstance(title, str) or not title.strip():
         raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
     role = choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
     return Scenario(name, title, role, str(own.get("stands_for", "")))
+
+
+def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> tuple[str | ClaimStatement, ...]:
+    """The claims of a study: a name of one that ships with numdev as it is, and each that the file states.
+
+    Args:
+        claims: the field `claims` of the study's file.
+        axes: the entries of every axis in any scenario.
+        metrics: what there is to compare.
+
+    Raises:
+        BadInput: naming the field, as in `claims[1].metric`.
+    """
+    if not isinstance(claims, (list, tuple)):
+        raise BadInput("claims", claims, "give a list of claims")
+    made = list[str | ClaimStatement]()
+    for i, own in enumerate(claims):
+        where = f"claims[{i}]"
+        if not isinstance(own, (str, Mapping)):
+            known = ", ".join(one.name for one in fields(ClaimStatement))
+            raise BadInput(where, own, f"give the fields of a claim, {known}, or the name of one that numdev ships")
+        made.append(own if isinstance(own, str) else _claim(where, own, axes, metrics))
+    return tuple(made)
+
+
+def _claim(where: str, own: Mapping[str, Any], axes: Axes, metrics: Collection[str]) -> ClaimStatement:
+    claim = make(ClaimStatement, {name: value for name, value in own.items() if value is not None}, where)
+    if claim.judge:
+        function(f"{where}.judge", claim.judge)
+        return claim
+    for part, fields_of_part in claim.parts.items():
+        for name in set(fields_of_part).difference(_OF_A_PART):
+            hint = f"a part of a claim has no such field; {one_of(name, _OF_A_PART)}"
+            raise BadInput(f"{where}.parts.{part}.{name}", fields_of_part[name], hint)
+    for part, value in claim.values(where).items():
+        _check(f"{where}.parts.{part}" if claim.parts else where, value, axes, metrics)
+    if not (claim.parts or claim.is_bounded):
+        raise BadInput(f"{where}.above", None, "give a number from which on the claim holds; or give below, or both")
+    return claim
+
+
+def _check(where: str, claim: ClaimStatement, axes: Axes, metrics: Collection[str]) -> None:
+    """Refuse a claim on one value that names what the study does not have."""
+    entries: Axes = {**dict.fromkeys(COLUMNS, ()), **axes}
+    if claim.metric not in metrics:
+        raise BadInput(f"{where}.metric", claim.metric or None, one_of(claim.metric, metrics, most=12))
+    for axis in filter(None, (claim.over, claim.each)):
+        if axis not in entries:
+            raise BadInput(f"{where}.over", axis, one_of(axis, axes) if axes else "the study has no axes; give it one")
+        if claim.kind is ClaimKind.SLOPE and not all(type(one) in (int, float) and one > 0 for one in entries[axis]):
+            raise BadInput(f"{where}.over", axis, "a slope is over positive numbers, and its entries are not; give another axis")
+    labels: dict[str, Any] = {"where": claim.where, "of": claim.of, "to": claim.to if isinstance(claim.to, Mapping) else {}}
+    chosen = [(name, axis, entry) for name, own in labels.items() for axis, entry in own.items()]
+    for name, axis, entry in (*chosen, *(("order", claim.over, entry) for entry in claim.order)):
+        place = where + (f".{name}" if name == "order" else f".{name}.{axis}")
+        if axis not in entries:
+            raise BadInput(f"{where}.{name}", axis, f"it is no axis of the study; {one_of(axis, entries)}")
+        if isinstance(entry, Mapping):
+            choice(f"{place}.role", EntryRole, entry.get("role"))
+        elif entries[axis] and entry not in entries[axis]:
+            raise BadInput(place, entry, one_of(entry, map(str, entries[axis]), most=12))
+
+
+def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str]) -> dict[str, Any]:
+    """The parts of a figure by key, each name checked; `colour` and `facet` are lists.
+
+    Args:
+        plot: as `x: problem.n, y: out.rmse, colour: precision`, or as a mapping.
+        axes: names that a figure can be drawn over, beside those of every study.
+        metrics: as `output.metric`.
+
+    Raises:
+        BadInput: naming the field, as in `plot.x`.
+    """
+    try:
+        parts: Any = OmegaConf.to_container(OmegaConf.create(f"{{{plot.strip('{}')}}}")) if isinstance(plot, str) else plot
+    except Exception:  # whatever the parser of YAML raises
+        parts = None
+    if not isinstance(parts, Mapping) or None in parts.values():
+        raise BadInput("plot", plot, "give it as in x: problem.n, y: out.rmse, colour: precision")
+    names = list(dict.fromkeys([*axes, *_OF_POINTS]))
+    known = {"y": metrics, "reference": [each.value for each in Reference], **dict.fromkeys(("x", "colour", "facet"), names)}
+    for key, value in parts.items():
+        if key not in known:
+            raise BadInput(f"plot.{key}", value, f"a figure has no such part; {one_of(key, known)}")
+        for name in value if isinstance(value, list) else [value]:
+            if name not in known[key]:
+                raise BadInput(f"plot.{key}", name, one_of(name, known[key], most=12))
+    for key in ("x", "y"):
+        if key not in parts:
+            raise BadInput(f"plot.{key}", None, "name what stands on this axis, as in x: problem.n, y: out.rmse")
+    lists = {key: [own] for key in ("colour", "facet") if (own := parts.get(key)) is not None and not isinstance(own, list)}
+    return {key: value for key, value in {**parts, **lists}.items() if value != []}
+
+
+def function(where: str, value: Any) -> None:
+    """Refuse what is no name of a function, `module:name`."""
+    if not isinstance(value, str) or not _FUNCTION.fullmatch(value):
+        raise BadInput(where, value, "give a function as module:name")
+
+
+def check_figures(figures: Mapping[str, Any]) -> None:
+    """Check the figures that a study's file says how to draw, by name.
+
+    Raises:
+        BadInput: naming the field, as in `figures.ladder.draw`.
+    """
+    for name, own in figures.items():
+        parts = own if isinstance(own, Mapping) else {"": own}
+        for part in set(parts).difference(_DRAWN):
+            raise BadInput(f"figures.{name}.{part}", parts[part], f"a figure has no such part; {one_of(part, _DRAWN)}")
+        if "draw" in own or "options" not in own:
+            function(f"figures.{name}.draw", own.get("draw"))
+        if not isinstance(own.get("about"), str):
+            raise BadInput(f"figures.{name}.about", own.get("about"), "describe it for those who cannot see it")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import os
-import re
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
@@ -28,9 +28,18 @@ from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 from numdev.cli import commands
-from numdev.cli.compose import Composer, composer, config_folder, make_importable, overrides_of, register
+from numdev.cli.compose import (
+    composer,
+    composer_of,
+    config_folder,
+    groups_of_points,
+    make_importable,
+    overrides_of,
+    plain,
+    register,
+)
 from numdev.cli.exit_codes import Ended, code_of, sentence_of, worst
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NumdevError
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 FLAGS = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m")
@@ -58,7 +67,9 @@ class Job:
         elsewhere = os.getpid() != self.process
         try:
             with contextlib.redirect_stdout(printed) if elsewhere else contextlib.nullcontext():
-                commands.refuse_unknown(cfg, hydra.runtime.choices)
+                for override in overrides_of(hydra):
+                    if override.is_add() or override.is_force_add():  # Hydra takes any name behind these
+                        composer_of(hydra).check(override, groups_of_points(hydra.runtime.choices), is_sweep=False)
                 make_importable(hydra.runtime.config_sources)
                 ended: Ended = getattr(commands, _FUNCTIONS.get(self.command, self.command))(cfg, self)
         except Exception as error:
@@ -66,7 +77,7 @@ class Job:
                 raise
             ended = Ended(code_of(error), sentence_of(error))
         number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
-        ended = replace(ended, overrides=tuple(overrides_of(hydra)), number=number, printed=printed.getvalue())
+        ended = replace(ended, overrides=tuple(plain(hydra.overrides)["task"]), number=number, printed=printed.getvalue())
         self.ended[number] = ended
         return ended
 
@@ -109,7 +120,7 @@ def _refuse(config: DictConfig) -> None:
             hint = "it minimises a figure; name one, as in objective=out.max_difference, or objective=latency of numdev speed"
             raise BadInput("hydra/sweeper", sweeper, hint)
     else:
-        for override in OverridesParser.create().parse_overrides(overrides_of(config.hydra)):
+        for override in overrides_of(config.hydra):
             if override.is_sweep_override() and not override.is_discrete_sweep():
                 hint = "it lists no values; give a,b or range(a,b), or take hydra/sweeper=optuna, which draws some"
                 raise BadInput(override.get_key_element(), str(override.input_line).partition("=")[2], hint)
@@ -126,8 +137,9 @@ def launch(command: str, arguments: list[str]) -> int:
     prints one sentence for an error. If the user has set it, errors keep their tracebacks.
     """
     register()
+    logging.raiseExceptions = False  # of a reader of the output that has ended
     argv, before = sys.argv, os.environ.get("HYDRA_FULL_ERROR", "")
-    job = Job(command, tuple(map(braced, arguments)), tracebacks=before == "1")
+    job = Job(command, tuple(braced(command, argument) for argument in arguments), tracebacks=before == "1")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             sys.argv, os.environ["HYDRA_FULL_ERROR"] = [argv[0], *ordered(command, job.arguments, scratch)], "1"
@@ -138,10 +150,9 @@ def launch(command: str, arguments: list[str]) -> int:
             finally:
                 _show(job)
     except Exception as error:
-        if job.tracebacks or isinstance(error, BrokenPipeError):
+        if job.tracebacks or isinstance(error, (NumdevError, BrokenPipeError)):
             raise
-        print(sentence_of(error, lambda: _composer(job)), file=sys.stderr)
-        return code_of(error)
+        raise (_mistake(job) or error) from error.__cause__
     finally:
         sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, before
     return worst(each.code for each in job.ended.values())
@@ -150,28 +161,37 @@ def launch(command: str, arguments: list[str]) -> int:
 def _show(job: Job) -> None:
     """Show what the jobs leave for the end of the command: the table of a sweep, what was wrong, and what a dry run counted."""
     ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
-    if rows := [(each.overrides, each.row) for each in ended if each.row]:
-        from numdev.cli import show
-
+    rows = [(each.overrides, each.row) for each in ended if each.row]
+    if rows or plans:
+        from numdev.cli import show  # late: help does not need it
+    if rows:
         show.sweep("dry_run" if plans else job.command, rows)
     for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
         own = [" ".join(each.overrides) for each in ended if each.sentence == sentence]
         print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
     if plans:
-        print(type(plans[0]).total(plans))
+        print(show.plan(sum(plans, start=type(plans[0])())))
 
 
-def _composer(job: Job) -> Composer:
-    """The settings of the operation and the folders that the arguments name; those of numdev where these cannot be composed."""
-    known = parsed(job.arguments)[0]
-    folders = [config_folder(), *([Path(known.config_dir).resolve()] if known.config_dir else [])]
-    operations = [text.partition("=")[2].partition(",")[0] for text in known.overrides if text.startswith("operation=")]
-    own = composer(tuple(folders), known.config_name or CONFIGS[job.command], operations[-1] if operations else None)
+def _mistake(job: Job) -> BadInput | None:
+    """The first override that cannot be used by itself, whatever Hydra says; None where there is none, or none can be read."""
+    flags = parsed(job.arguments)[0]
+    folders = (config_folder(), *([Path(flags.config_dir).resolve()] if flags.config_dir else []))
     try:
-        own.choices  # noqa: B018  it is composed here
-    except Exception:
-        return composer((config_folder(),))
-    return own
+        overrides = OverridesParser.create().parse_overrides(flags.overrides)
+        values = {override.key_or_group: str(override.value()) for override in overrides if not override.is_sweep_override()}
+        own = composer(folders, flags.config_name or CONFIGS[job.command], values.get("operation"))
+        options = {group: option for group, option in values.items() if group in own.choices}
+        for override in overrides:
+            if not override.key_or_group.startswith("hydra"):
+                own.check(override, options, is_sweep=flags.multirun)
+            if override.key_or_group.startswith("study.") and "study" not in values:
+                raise BadInput(override.key_or_group, override.value(), "it is of a study; give study=NAME too")
+    except BadInput as error:
+        return error
+    except Exception:  # Hydra's error says what cannot be read or composed
+        return None
+    return None
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -185,12 +205,17 @@ def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     return parser.parse_known_intermixed_args(arguments)
 
 
-def braced(argument: str) -> str:
-    """An argument as Hydra takes it: of `plot=x: a, y: b` the mapping in braces, of `title=a, b` the text in quotes."""
+def braced(command: str, argument: str) -> str:
+    """An argument as Hydra takes it: of `plot=x: a, y: b` the mapping in braces, of `title=a, b` the text in quotes.
+
+    Of a report, `study` is `studies`: alone it is a group of files to Hydra, and results outlive the files.
+    """
     name, equals, value = argument.partition("=")
     if equals and name in ("title", "author") and value != "null" and value[:1] not in ("'", '"'):
         return "".join([name, "='", value.replace("'", "\\'"), "'"])
-    return f"plot={{{value}}}" if name == "plot" and equals and not value.lstrip().startswith("{") else argument
+    if name == "plot" and equals and not value.lstrip().startswith("{"):
+        return f"plot={{{value}}}"
+    return f"studies={value}" if (command, name, equals) == ("report", "study", "=") else argument
 
 
 def ordered(command: str, arguments: Sequence[str], scratch: str = ".") -> list[str]:
@@ -208,8 +233,7 @@ def ordered(command: str, arguments: Sequence[str], scratch: str = ".") -> list[
     flags, by_name = list(arguments), dict[str, Override]()
     for text in known.overrides:
         flags.remove(text)
-    # `study` alone is a group of files to Hydra, and results outlive the files
-    texts = [re.sub("^study=", "studies=", text) if command == "report" else text for text in known.overrides]
+    texts = list(known.overrides)
     try:
         overrides = OverridesParser.create().parse_overrides(texts)
     except OverrideParseException:

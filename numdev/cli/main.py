@@ -8,7 +8,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
 
-from numdev.errors import BadInput, NumdevError, StoreError
+from numdev.errors import BadInput, one_of
 from numdev.sources import package_version
 
 HELP = """\
@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always, with the exit code that `HELP` states.
     """
     try:
-        sys.exit(_dispatch(list(sys.argv[1:] if arguments is None else arguments)))
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+        sys.exit(code)
     except KeyboardInterrupt as error:
         kept = f"{error}, " if str(error) else ""  # by a study
         print(f"interrupted; {kept}run the same command to continue", file=sys.stderr)
@@ -68,6 +70,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of the output has ended
         sys.exit(0)
+    except Exception as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        from numdev.cli.exit_codes import code_of, sentence_of
+
+        print(sentence_of(error), file=sys.stderr)
+        sys.exit(code_of(error))
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -79,7 +88,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"numdev {package_version()}")
         return 0
     if command in ("certify", "compare"):
-        return _plain(command, rest)
+        code: int = import_module(f"numdev.cli.{command}").run(rest)
+        return code
     if command == "studies":
         from numdev.cli import commands
 
@@ -89,20 +99,7 @@ def _dispatch(arguments: list[str]) -> int:
         from numdev.cli import launch
 
         return launch.launch(command, rest)
-    from numdev.errors import one_of
-
-    print(f"numdev: there is no command {command!r}; {one_of(command, COMMANDS)}, or --help", file=sys.stderr)
-    return 2
-
-
-def _plain(command: str, arguments: list[str]) -> int:
-    """Run a command that is not Hydra's; its exit code is 2 for what the user can mend, and 1 for every other failure."""
-    try:
-        code: int = import_module(f"numdev.cli.{command}").run(arguments)
-    except NumdevError as error:
-        print(error, file=sys.stderr)
-        return 2 if isinstance(error, (BadInput, StoreError)) else 1
-    return code
+    raise BadInput("numdev", command, f"there is no such command; {one_of(command, COMMANDS)}, or --help")
 
 
 if __name__ == "__main__":

@@ -21,18 +21,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import build, expand, launch, schema, show
-from numdev.cli.compose import OPERATION, Request, params_of, resolved, written
+from numdev.cli.compose import OPERATION, Request, at, written
 from numdev.cli.exit_codes import Ended, code_of_point
 from numdev.cli.expand import Expander
 from numdev.cli.launch import Job
 from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.cli.show import Metrics, PointNames
-from numdev.errors import BadInput
+from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation import check_memory
 from numdev.measurement.runner import Runner
+from numdev.measurement.studies import Plan
 from numdev.results.record import Record, Where
 from numdev.results.store import Store, manifest_of, stored_point
-from numdev.results.study import DONE, StudyPoint
+from numdev.results.study import DONE
 from numdev.settings import choice
 
 LOG = logging.getLogger("numdev")
@@ -43,14 +44,21 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     """Measure one point and show its figures; in a sweep return them for its row."""
     hydra, metrics = HydraConfig.get(), choice("metrics", Metrics, cfg.metrics)
     bench, expander = build.runner(job.command, cfg), expand.expander(hydra, cfg)
-    build.refuse_objective(cfg.objective, bench.kind)
+    if cfg.objective is not None and cfg.objective not in (figures := bench.kind.figures):
+        raise BadInput("objective", cfg.objective, one_of(cfg.objective, figures, most=12))
     in_sweep = hydra.mode is RunMode.MULTIRUN
     store = Store(Path(cfg.results))
     request = expander.request()
     point, names = build.point(request), PointNames.of(request)
     key = bench.key(*point.parts)
     if cfg.dry_run:
-        return _plan(cfg, bench, key, point, names)
+        if cfg.objective is not None:
+            raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
+        if bench.kind.needed_bytes(point.problem, point.variant):
+            check_memory(point.problem, bench.device, bench.kind.operation.smaller)
+        if not in_sweep:
+            output().print(names.line, style="bold", markup=False)
+        return show.planned(Plan.of([(key, point)], bench, store, fresh=cfg.fresh), in_sweep=in_sweep)
     record = None if cfg.fresh else store.get(key)
     already = record is not None and record.status in DONE
     state = "measured already" if already else "not measured yet"
@@ -64,38 +72,23 @@ def run(cfg: DictConfig, job: Job) -> Ended:
         store.put(record)
     _keep(store, job, cfg, expander, request, (bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
-    ended = Ended(code_of_point(record.status), figure=build.objective(cfg.objective, record), key=record.key)
+    figure = bench.kind.figure(cfg.objective, record) if cfg.objective else None
+    ended = Ended(code_of_point(record.status), figure=figure, key=record.key)
     if in_sweep and metrics is Metrics.CHIEF:
         return replace(ended, row=show.row(record, already=already))
     show.point(output(), record, store.path, names, already=already, metrics=metrics)
     return ended
 
 
-def _plan(cfg: DictConfig, bench: Runner, key: str, point: StudyPoint, names: PointNames) -> Ended:
-    """What measuring the point would take."""
-    from numdev.cli.studies import Plan  # late: of a dry run alone
-
-    if cfg.objective is not None:
-        raise BadInput("objective", cfg.objective, "a dry run has no figures; leave it out")
-    if bench.kind.needed_bytes(point.problem, point.variant):
-        check_memory(point.problem, bench.device, bench.kind.operation.smaller)
-    own = Plan.of([(key, point)], bench, Store(Path(cfg.results)), fresh=cfg.fresh)
-    if HydraConfig.get().mode is RunMode.MULTIRUN:
-        return Ended(plan=own, row=own.row())
-    output().print(names.line, style="bold", markup=False)
-    return Ended(plan=own)
-
-
 def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> None:
     """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it."""
     (bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
-    labels = {name: settings.get(name, _value(cfg, name)) for name in swept} or settings
+    labels = {name: settings.get(name, OmegaConf.select(cfg, name)) for name in swept} or settings
     fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
-    name = _name(job.command, record, swept, fixed)
-    title = _title(swept, fixed) if swept else f"Single points of {record.operation.replace('_', ' ')}"
+    name, title = _named(job.command, record, swept, fixed)
     words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
-    values = {one: value for one, value in resolved(request.raw).items() if not one.endswith("_target_")}
-    values = {one: value for one, value in values.items() if one.partition(".")[0] not in schema.of_runs()}
+    own = {name: at(request.config, name) for name in request.raw if name.partition(".")[0] not in schema.of_runs()}
+    values = {name: value for name, value in own.items() if not name.endswith("_target_") and not isinstance(value, Mapping)}
     apart = set(_OF_THE_RUN).difference(swept)
     command = [text for text in job.arguments if text.partition("=")[0].lstrip("+") not in apart]
     point = stored_point(
@@ -116,36 +109,22 @@ def _swept(job: Job) -> tuple[str, ...]:
     if hydra.mode is not RunMode.MULTIRUN:
         return ()
     overrides = OverridesParser.create().parse_overrides(launch.parsed(job.arguments)[0].overrides)
-    return tuple(dict.fromkeys([*(one.key_or_group for one in overrides if one.is_sweep_override()), *params_of(hydra)]))
+    of_file = OmegaConf.select(hydra, "sweeper.params") or ()
+    return tuple(dict.fromkeys([*(one.key_or_group for one in overrides if one.is_sweep_override()), *map(str, of_file)]))
 
 
-def _value(cfg: DictConfig, name: str) -> Any:
-    """The value in a job of a swept name that is no setting of a point, such as `device`."""
-    chosen = HydraConfig.get().runtime.choices.get(name)
-    value = OmegaConf.select(cfg, name) if chosen is None else chosen
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
-
-
-def _name(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
-    """The name of a sweep, equal for all its jobs and runs: after its axes, and a hash of the settings that its points share."""
-    of = _of(record.operation, record.kind)
+def _named(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of a sweep, equal for all its jobs and runs, with a hash of what its points share; and its title in words."""
+    of = record.operation if record.kind == "deviation" else f"{record.operation}_{record.kind}"
     if not swept:
-        return f"points_{of}"
+        return f"points_{of}", f"Single points of {record.operation.replace('_', ' ')}"
     identity = json.dumps([program, of, sorted(swept), sorted(fixed.items())], default=str)
     short = "_".join(dict.fromkeys(name.rpartition(".")[2].rpartition("/")[2] for name in swept))
-    return f"sweep_{short}_{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
-
-
-def _of(operation: str, kind: str) -> str:
-    return operation if kind == "deviation" else f"{operation}_{kind}"
-
-
-def _title(swept: Sequence[str], fixed: Mapping[str, Any]) -> str:
-    """The title of a sweep: its axes in words, and the other overrides."""
     axes = [schema.words(name)[0] or name for name in swept]
     over = " and ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
     beside = [f"{schema.words(name)[0] or name} = {written(value)}" for name, value in fixed.items() if name != OPERATION]
-    return f"Sweep over {over}" + (f"; {', '.join(beside)}" if beside else "")
+    title = "; ".join(filter(None, [f"Sweep over {over}", ", ".join(beside)]))
+    return f"sweep_{short}_{hashlib.sha256(identity.encode()).hexdigest()[:6]}", title
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

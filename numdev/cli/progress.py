@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hydra.core.hydra_config import HydraConfig
@@ -14,7 +15,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 if TYPE_CHECKING:
-    from numdev.results.study import StudyPoint
+    from numdev.results.study import Study, StudyPoint
 
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
 _NARROWEST_FILE = 120  # columns where no terminal sets a width
@@ -52,13 +53,15 @@ class Progress(RichProgress):
         self._begin = self._last_time = time.monotonic()
         self._last_line = -1 if total > 1 else 0  # a short point by itself prints no line
 
-    def of(self, name: str, expected: int) -> Callable[[int, int, StudyPoint], None]:
+    def of(self, study: Study, expected: int) -> Callable[[int, int, StudyPoint], None]:
         """The callback of one study, whose points come after those that are done."""
         before, rest = self.done, self._total - expected  # of the other studies
+        titles = {scenario.name: scenario.title for scenario in study.scenarios}
 
         def report(done: int, total: int, point: StudyPoint) -> None:
             self._total = rest + total
-            self.point(before + done, f"{name}: {point.text()}")
+            titled = replace(point, scenario=titles.get(point.scenario, point.scenario))
+            self.point(before + done, f"{study.name}: {titled.text()}")
 
         return report
 

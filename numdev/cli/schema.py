@@ -31,16 +31,16 @@ class StudyConfig:
     """A file of `configs/study`; see `numdev.cli.expand`."""
 
     title: str = MISSING
-    kind: str = "deviation"  # of measurement; or certificate
+    kind: str = "deviation"  # of measurement; or certificate, or speed, which numdev speed alone measures
     figure: str | None = None
     more: list[str] = field(default_factory=list)
-    claims: Any = field(default_factory=list)  # a list; `numdev.cli.claims` checks it
+    claims: Any = field(default_factory=list)  # a list; `numdev.cli.expand` checks it
     place: int = 1000
     question: str = ""
     measured: str = ""
     source: str = ""
     figures: dict[str, Any] = field(default_factory=dict)  # by name, what draws them
-    plot: Any = None  # text or a mapping; `numdev.cli.claims` checks it
+    plot: Any = None  # text or a mapping; `numdev.cli.expand` checks it
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)
@@ -172,6 +172,12 @@ _COMMANDS: dict[str, tuple[type, ...]] = {
 
 
 @cache
+def of_commands() -> dict[str, Setting]:
+    """The declared settings of all commands, by name."""
+    return {one.name: one for kinds in _COMMANDS.values() for kind in kinds for one in declared(kind)}
+
+
+@cache
 def of_runs() -> set[str]:
     """The settings that are of a command, and not of the points that it measures."""
     kinds = {kind for kinds in _COMMANDS.values() for kind in kinds} - {NodesConfig}
@@ -209,11 +215,6 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[name] = value
     return config
-
-
-def nodes() -> set[str]:
-    """The names of the groups and nodes of all operations that have a schema."""
-    return {group for groups, _ in _OPERATIONS.values() for group in groups}
 
 
 @cache

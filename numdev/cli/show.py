@@ -14,16 +14,20 @@ from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
 from numdev.cli import build
-from numdev.cli.compose import Request, written
+from numdev.cli.compose import Request, at, written
+from numdev.cli.exit_codes import Ended
 from numdev.cli.progress import output
 from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.speed import FOLLOWING, derived
+from numdev.measurement.studies import Plan
 from numdev.report.statistics import mean, ratio, significant
 from numdev.results.record import Record, Status, Use, summary
+from numdev.results.store import Store
 from numdev.results.study import Outcome
 
 _SIZE = "problem.n"
@@ -67,7 +71,7 @@ class PointNames(NamedTuple):
         names |= {group: f"{group}={one}" for group, one in request.options.items() if group in groups and one != _USUAL}
         names |= {group: said[group] for group in request.options if group in said}
         if _SIZE in request.raw:
-            names[_SIZE] = f"{_SIZE}={written(build.at(request.config, _SIZE))}"
+            names[_SIZE] = f"{_SIZE}={written(at(request.config, _SIZE))}"
         return cls(" ".join((names | said).values()), variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
 
 
@@ -116,19 +120,40 @@ def sweep(command: str, jobs: Sequence[tuple[Sequence[str], Mapping[str, str]]])
         console.print(Text.assemble("  ".join([*padded, ""]), (status, style)), soft_wrap=True)
 
 
-def outcome(name: str, done: Outcome) -> Text:
-    """The result of a run of a study, in one line."""
-    ended, count = Counter(status for _, status, _ in done.failures), done.measured + done.skipped
-    parts = [f": {count} point{'s' * (count != 1)}", f"{done.measured} measured in {done.seconds:.1f} s"]
-    parts += [f"{done.skipped} already there"] if done.skipped else []
-    parts += [f"{ended[status]} {status.value}" for status in Status if status in ended]
-    return Text.assemble((name, "bold"), ", ".join(parts))
+def outcomes(ended: Mapping[str, Outcome], store: Store) -> None:
+    """The result of each study in one line, then every point that did not end well."""
+    console = output()
+    for name, done in ended.items():
+        statuses, count = Counter(status for _, status, _ in done.failures), done.measured + done.skipped
+        parts = [f": {count} point{'s' * (count != 1)}", f"{done.measured} measured in {done.seconds:.1f} s"]
+        parts += [f"{done.skipped} already there"] if done.skipped else []
+        parts += [f"{statuses[status]} {status.value}" for status in Status if status in statuses]
+        console.print(Text.assemble((name, "bold"), ", ".join(parts)))
+    failed = [(f"{name}: {point}", status, why) for name, done in ended.items() for point, status, why in done.failures]
+    if failed:
+        rows = ((Text(text), Text(*_styled(status)), Text(reason)) for text, status, reason in failed)
+        console.print(_table(["point", "status", "reason"], rows, title="points that are not ok"))
+    if store.torn:
+        console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
 
 
-def failures(failed: Iterable[tuple[str, Status, str]]) -> Table:
-    """Every point that did not end well."""
-    rows = ((Text(text), Text(*_styled(ended)), Text(reason)) for text, ended, reason in failed)
-    return _table(["point", "status", "reason"], rows, title="points that are not ok")
+def planned(plan: Plan, *, in_sweep: bool) -> Ended:
+    """The end of a job of a dry run."""
+    return Ended(plan=plan, row=plan_row(plan) if in_sweep else {})
+
+
+def plan_row(plan: Plan) -> dict[str, str]:
+    """A plan as text by column, for the table of a sweep or of several studies."""
+    memory = (decimal(plan.bytes) if plan.bytes else "unknown") if plan.replicates else ""
+    status = "to measure" if plan.replicates else "measured already"
+    return {"points": str(plan.points), "replicates": str(plan.replicates), "memory": memory, "status": status}
+
+
+def plan(whole: Plan) -> str:
+    """What a dry run counted, in a sentence."""
+    left = f"{whole.replicates} replicates to measure, memory of the largest point {plan_row(whole)['memory']}"
+    text = f"{whole.points} point{'s' * (whole.points != 1)}, {whole.there} measured already"
+    return f"{text}; {left if whole.replicates else 'nothing is left to measure'}.\nNothing was measured or written."
 
 
 def _styled(status: Status) -> tuple[str, str]:

@@ -87,6 +87,12 @@ class Deviations(Kind):
         compared = (*COLUMNS, *DIRECTIONS) if self.operation.directed else COLUMNS
         return {KIND: compared, COUNTERS: (SEED, *self.operation.counters)}
 
+    @property
+    def figures(self) -> list[str]:
+        """Each as `output.figure`."""
+        names = super().figures
+        return [f"{output}.{name}" for output in self.operation.output_names for name in names]
+
     def run(self, point: Point, context: Context) -> Findings:
         """Raises BadInput, naming the problem, if it is larger than the free memory."""
         check_memory(point.problem, context.device, self.operation.smaller)

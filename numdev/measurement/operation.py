@@ -67,6 +67,23 @@ class Random(Protocol):
     def replicate(self, seed: int) -> Measurable: ...
 
 
+@runtime_checkable
+class Rule(Protocol):
+    """A baseline that follows from what is measured: the node of a baseline may make one in place of the baseline itself."""
+
+    def of(self, variant: Any, problem: Any) -> Any:
+        """The baseline of a variant on a problem; None for none."""
+        ...
+
+
+@dataclass(frozen=True)
+class NoBaseline:
+    """The rule that there is none: the variant is compared with golden alone."""
+
+    def of(self, variant: Any, problem: Any) -> None:
+        """No baseline."""
+
+
 @dataclass(frozen=True)
 class Cost:
     """Cost of one call by a model."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar, Unpack
@@ -17,7 +18,7 @@ from cachetools import LRUCache
 from numdev.errors import BadInput, BadOutput, StoreError, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.results.environment import environment, resolve_device
-from numdev.results.record import Column, OnReplicate, Record, Status, Where, Within, describe, key_of
+from numdev.results.record import Column, OnReplicate, Record, Status, Use, Where, Within, describe, key_of
 from numdev.sources import foreign
 
 CACHE_BYTES = 2 << 30
@@ -102,6 +103,33 @@ class Kind(ABC):
     @abstractmethod
     def columns(self) -> dict[str, tuple[Column, ...]]:
         """The columns of each table, the primary table first."""
+
+    @property
+    def figures(self) -> list[str]:
+        """The figures of the primary table, one of which a sweeper may minimise."""
+        columns = next(iter(self.columns.values()))
+        return [column.name for column in columns if column.use in (Use.CHIEF, Use.FIGURE) and column.unit]
+
+    @property
+    def comparable(self) -> list[str]:
+        """The columns that the claims and the plot of a study may name."""
+        return self.figures
+
+    def figure(self, name: str, record: Record) -> float | None:
+        """The mean over seeds of one of `figures`, of the variant from golden; None where a point has none, or is not sound.
+
+        The figure of the elements that are left of an output with NaN would win a search.
+        """
+        output, _, column = name.rpartition(".")
+        own = ("variant", "golden", output or record.outputs[0])
+        rows = [row for row in record.rows if (row["subject"], row["reference"], row["output"]) == own]
+        if not rows or record.status is not Status.OK:
+            return None
+        return math.fsum(self.completed(row)[column] for row in rows) / len(rows)
+
+    def completed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A row with the figures that are computed from it and not stored."""
+        return row
 
     def columns_of(self, point: Point) -> dict[str, tuple[Column, ...]]:
         """Those of one point, where they depend on it."""

@@ -249,6 +249,18 @@ class Speeds(Kind):
         deviations = {name: METRICS[name] for name in DEVIATIONS}
         return {KIND: (*COMPARISON, *(Column(name, *said) for name, said in (figures | deviations).items()))}
 
+    @property
+    def figures(self) -> list[str]:
+        return [*super().figures, *FOLLOWING]
+
+    @property
+    def comparable(self) -> list[str]:
+        """Deviations also by the name of the output, as in other studies."""
+        return [*self.figures, *(f"{self.operation.primary}.{name}" for name in DEVIATIONS)]
+
+    def completed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        return derived(row)
+
     def config(self, point: Point) -> dict[str, Any]:
         """Raises BadInput for a baseline: each variant is timed alone."""
         if point.baseline is not None:

@@ -170,8 +170,13 @@ def begin(
     study: Study, bench: Any, store: Store, shard: Shard | None = None, keys: Sequence[str] | None = None
 ) -> list[tuple[str, StudyPoint]]:
     """Write the manifest of a study; returns its distinct points of a shard, those of one problem together."""
-    shard, keys = shard or Shard(), keys_of(study, bench) if keys is None else keys
+    keys = keys_of(study, bench) if keys is None else keys
     store.put_study(study.name, study.manifest(keys, bench.kind_name, bench.settings))
+    return points_of(study, keys, shard or Shard())
+
+
+def points_of(study: Study, keys: Sequence[str], shard: Shard) -> list[tuple[str, StudyPoint]]:
+    """The distinct points of a shard with their keys, those of one problem together."""
     points = dict(zip(keys, study.points, strict=True))
     first: dict[Any, int] = {}
     for point in points.values():

@@ -210,6 +210,12 @@ class WeightsOverTraining(Kind):
     def columns(self) -> dict[str, tuple[Column, ...]]:
         return dict(TABLES)
 
+    @property
+    def comparable(self) -> list[str]:
+        """Those of the weights, and those of the runs that both runs have."""
+        weights, runs = ([one.name for one in TABLES[name] if one.use in (Use.CHIEF, Use.FIGURE)] for name in (WEIGHTS, RUN))
+        return [*weights, *(name for name in runs if f"baseline_{name}" in runs)]
+
     def columns_of(self, point: Point) -> dict[str, tuple[Column, ...]]:
         """`watch` is among them where the rung is watched."""
         return self.columns | ({WATCH: WATCHED} if isinstance(point.variant, Rung) and point.variant.watch else {})

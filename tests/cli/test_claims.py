@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from numdev.cli.claims import claims_of, plot_of
 from numdev.cli.compose import composer, config_folder, study_fields
-from numdev.cli.expand import Expander
+from numdev.cli.expand import Expander, claims_of, plot_of
 from numdev.errors import BadInput
 from numdev.results.claim import BASELINE, ClaimKind, ClaimStatement
 from numdev.results.record import Reference, plain

@@ -10,9 +10,8 @@ import pytest
 from hydra._internal.utils import get_args_parser
 
 from numdev.attention.operation import ATTENTION
-from numdev.cli import build, launch
+from numdev.cli import launch
 from numdev.cli.exit_codes import Ended
-from numdev.errors import BadInput
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.speed import Speeds
 from numdev.results.record import Column, Record, Status
@@ -66,19 +65,15 @@ class TestObjective:
         return Record("k", "deviation", "attention", ("out", "lse"), columns, {}, {}, Status.OK, tables=tables)
 
     def test_is_the_mean_over_seeds_against_golden(self) -> None:
-        record = self.record(self.ROWS)
-        names = ("out.rmse", "lse.rmse", "rmse", None)
-        assert [build.objective(name, record) for name in names] == [1.5, 7.0, 1.5, None]
-        assert build.objective("out.rmse", self.record([])) is None
-        assert build.objective("out.rmse", replace(record, status=Status.NONFINITE)) is None
+        record, kind = self.record(self.ROWS), Deviations(ATTENTION)
+        assert [kind.figure(name, record) for name in ("out.rmse", "lse.rmse", "rmse")] == [1.5, 7.0, 1.5]
+        assert kind.figure("out.rmse", self.record([])) is None
+        assert kind.figure("out.rmse", replace(record, status=Status.NONFINITE)) is None
         with pytest.raises(ValueError, match="none"):
             float(Ended())
 
     def test_names_are_of_the_operation_and_of_the_kind(self) -> None:
         deviations, speeds = Deviations(ATTENTION), Speeds(ATTENTION)
-        assert {"out.rmse", "lse.max_ulp"} < set(build.figures(deviations))
-        assert {"latency", "tflops", "rmse"} < set(build.figures(speeds))
-        none = {"seed", "out.seed", "out.max_index", "algorithm"}
-        assert not none & {*build.figures(deviations), *build.figures(speeds)}
-        with pytest.raises(BadInput, match=r"objective: 'y.rmse' cannot be used; did you mean .*out.rmse"):
-            build.refuse_objective("y.rmse", deviations)
+        assert {"out.rmse", "lse.max_ulp"} < set(deviations.figures)
+        assert {"latency", "tflops", "rmse"} < set(speeds.figures)
+        assert not {"seed", "out.seed", "out.max_index", "algorithm"} & {*deviations.figures, *speeds.figures}

@@ -8,10 +8,12 @@ import pytest
 from rich.console import Console
 
 from numdev.cli.progress import Progress
-from numdev.results.study import StudyPoint
+from numdev.results.store import Scenario
+from numdev.results.study import Study, StudyPoint
 from tests.cli.commands import SMALL, Command, unless
 
 POINT = StudyPoint(None, None, None, 1, "here", {"tiling.bc": 16})
+TOY = Study("toy", "Toy", scenarios=(Scenario("here", "uniform inputs"),))
 
 
 def console(*, terminal: bool) -> Console:
@@ -26,7 +28,7 @@ def printed(on: Console) -> list[str]:
 def test_lines_are_few_and_name_the_point() -> None:
     on = console(terminal=False)
     with Progress(1000, on, live=False) as progress:
-        report = progress.of("toy", 1000)
+        report = progress.of(TOY, 1000)
         for done in range(1000):
             report(done, 1000, POINT)
         progress.point(1000)
@@ -35,16 +37,16 @@ def test_lines_are_few_and_name_the_point() -> None:
     assert lines[0].startswith("0/1000 points, 0 s")
     assert lines[5].startswith("500/1000 points")
     assert "left" in lines[5]
-    assert "toy: here tiling.bc=16" in lines[5]
+    assert "toy: uniform inputs tiling.bc=16" in lines[5]
     assert lines[-1].startswith("1000/1000 points")
 
 
 def test_studies_follow_one_another_and_correct_the_total() -> None:
     on = console(terminal=False)
     with Progress(12, on, live=False) as progress:
-        progress.of("first", 8)(7, 8, POINT)
+        progress.of(TOY, 8)(7, 8, POINT)
         progress.point(8)
-        progress.of("second", 4)(1, 3, POINT)
+        progress.of(TOY, 4)(1, 3, POINT)
         assert progress.done == 9
         progress.point(11)
     assert printed(on)[-1].startswith("11/11 points")
@@ -53,7 +55,7 @@ def test_studies_follow_one_another_and_correct_the_total() -> None:
 def test_the_replicates_of_a_studys_point_move_the_bar() -> None:
     on = console(terminal=True)
     with Progress(2, on, live=True) as progress:
-        progress.of("toy", 2)(0, 2, POINT)
+        progress.of(TOY, 2)(0, 2, POINT)
         progress.replicates(3, 4)
         assert (progress.tasks[0].completed, progress.done) == (0.75, 0)
         assert progress.tasks[0].description.endswith("tiling.bc=16, replicate 3 of 4")

@@ -6,30 +6,17 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from numdev.api import Bench
-from numdev.attention.emulation import baseline_for
-from numdev.attention.operation import ATTENTION
-from numdev.attention.precision import Precision
-from numdev.attention.problem import Distribution, Problem, Shape
-from numdev.attention.tiled import Tiled
-from numdev.attention.tiling import Tiling
-from numdev.cli import studies
 from numdev.cli.progress import Progress as Bar
-from numdev.errors import BadInput, StoreError
-from numdev.measurement.deviation import Deviations
+from numdev.errors import StoreError
 from numdev.measurement.runner import Runner
-from numdev.measurement.speed import Speeds
 from numdev.results.record import Record
 from numdev.results.store import Store
-from numdev.results.study import StudyPoint
 from tests.cli.commands import Command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
@@ -122,48 +109,3 @@ def test_gradients_and_functions_of_the_user_are_measured_by_workers(numdev: Com
         assert ran.code == 0, ran.err
     assert numdev(*command, "workers=1", f"results={study}1").code == 0
     assert kept(f"{study}1") == kept(f"{study}2")
-
-
-def point(n: int, bc: int = 8, seeds: int = 1) -> StudyPoint:
-    variant = Tiled(Precision.parse("bf16"), Tiling(bc=bc))
-    return StudyPoint(Problem(Distribution(), Shape(queries=n, keys=n, head_dim=4)), variant, baseline_for(variant.format), seeds)
-
-
-class TestNumber:
-    BENCH = Bench(device="cpu")
-    MANY = tuple(point(16, bc, seeds=10) for bc in range(1, 11))
-
-    @pytest.fixture(autouse=True)
-    def _eight(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(studies, "usable_cores", lambda: 8)
-        monkeypatch.setattr(studies, "available_bytes", lambda _: 1 << 40)
-
-    @pytest.mark.parametrize(
-        ("workers", "points", "is_alone", "number"),
-        [
-            (None, MANY, True, 8),
-            (None, MANY, False, 1),  # beside other shards
-            (None, MANY[:2], True, 1),  # not worth it
-            (None, [], True, 1),
-            (3, MANY, False, 3),
-            (3, MANY[:2], True, 2),
-        ],
-    )
-    def test_is_that_of_the_cores_where_it_is_worth_it_or_as_set(
-        self, workers: int | None, points: Sequence[StudyPoint], is_alone: bool, number: int
-    ) -> None:
-        assert studies.processes(workers, self.BENCH, points, is_alone=is_alone) == number
-
-    def test_leaves_memory_for_the_largest_point_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Deviations, "needed_bytes", lambda *_: 1 << 30)
-        monkeypatch.setattr(studies, "available_bytes", lambda _: 3 << 30)
-        assert studies.processes(None, self.BENCH, self.MANY, is_alone=True) == 3
-        assert studies.processes(8, self.BENCH, self.MANY, is_alone=True) == 3
-
-    def test_is_one_for_times_and_where_torch_has_threads(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(BadInput, match="^workers: 2 cannot be used; they measure deviations, on a CPU"):
-            studies.processes(2, Runner(Speeds(ATTENTION), "cpu"), [], is_alone=True)
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-        assert studies.processes(None, self.BENCH, self.MANY, is_alone=True) == 1
-        with pytest.raises(BadInput, match="^workers: 2 .* with one thread each; leave out workers, or OMP_NUM_THREADS"):
-            studies.processes(2, self.BENCH, self.MANY, is_alone=True)

@@ -1,4 +1,4 @@
-"""Measures studies, in this process or in several, or says only what they would take.
+"""Several studies: what measuring them would take, and their measurement, in this process or in several.
 
 Processes measure a study on a CPU, each with one thread of torch. One thread measures as fast beside busy neighbours as alone,
 and its sums have one order: the bits of a study do not depend on how many processes measure it.
@@ -16,127 +16,96 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig
-from rich.filesize import decimal
 
-from numdev.cli import show
-from numdev.cli.exit_codes import Ended, code_of_study, worst
-from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.errors import BadInput, NumdevError
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.runner import CACHE_BYTES, Runner
 from numdev.results.environment import available_bytes, usable_cores
 from numdev.results.store import Store
-from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, stored
-from numdev.results.study import run as run_study
+from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, points_of, run, stored
 
 Work = Sequence[tuple[Study, Runner]]
 THREADS = "OMP_NUM_THREADS"
 _REPLICATES = 100  # from which on processes are worth their start
 
 
-class Plan(NamedTuple):
+@dataclass(frozen=True)
+class Plan:
     """What measuring some points would take."""
 
-    points: int
-    there: int  # of these, those whose figures are stored
-    replicates: int  # of the others
-    bytes: int  # that the largest of the others needs; 0 where it is not known
+    points: int = 0
+    there: int = 0  # of these, those whose figures are stored
+    replicates: int = 0  # of the others
+    bytes: int = 0  # that the largest of the others needs; 0 where it is not known
 
     @classmethod
-    def of(cls, points: Sequence[tuple[str, StudyPoint]], bench: Runner, store: Store, *, fresh: bool) -> Plan:
+    def of(cls, points: Iterable[tuple[str, StudyPoint]], bench: Runner, store: Store, *, fresh: bool) -> Plan:
         """The plan of points with their keys."""
-        left = [point for key, point in points if not point.refused and (fresh or stored(store, key) is None)]
-        needed = max((bench.kind.needed_bytes(point.problem, point.variant) for point in left), default=0)
-        there = len(points) - len(left) - sum(bool(point.refused) for _, point in points)
-        return cls(len(points), there, sum(point.seeds for point in left), needed)
+        plan = cls()
+        for key, point in points:
+            is_there = not point.refused and not fresh and stored(store, key) is not None
+            is_left = not point.refused and not is_there
+            needed = bench.kind.needed_bytes(point.problem, point.variant) if is_left else 0
+            plan += cls(1, int(is_there), point.seeds if is_left else 0, needed)
+        return plan
 
-    @classmethod
-    def total(cls, plans: Iterable[Plan]) -> Plan:
-        points, there, replicates, bytes = zip(*plans, strict=True)
-        return cls(sum(points), sum(there), sum(replicates), max(bytes))
-
-    def row(self) -> dict[str, str]:
-        """As text by column, for the table of a sweep or of several studies."""
-        memory = (decimal(self.bytes) if self.bytes else "unknown") if self.replicates else ""
-        status = "to measure" if self.replicates else "measured already"
-        return {"points": str(self.points), "replicates": str(self.replicates), "memory": memory, "status": status}
-
-    def __str__(self) -> str:
-        left = f"{self.replicates} replicates to measure, memory of the largest point {self.row()['memory']}"
-        text = f"{self.points} point{'s' * (self.points != 1)}, {self.there} measured already"
-        return f"{text}; {left if self.replicates else 'nothing is left to measure'}.\nNothing was measured or written."
+    def __add__(self, other: Plan) -> Plan:
+        replicates, needed = self.replicates + other.replicates, max(self.bytes, other.bytes)
+        return Plan(self.points + other.points, self.there + other.there, replicates, needed)
 
 
-def dry_run(work: Work, cfg: DictConfig) -> Ended:
-    """What measuring studies would take: points that several share are counted once."""
-    store, plans, seen = Store(Path(cfg.results)), dict[str, Plan](), set[str]()
-    with _one_thread(work[0][1]):
-        for (study, bench), part in zip(work, _parts(work, store, cfg)[1], strict=True):
-            plans[study.name] = Plan.of([item for item in part.items() if item[0] not in seen], bench, store, fresh=cfg.fresh)
+class Batch:
+    """Studies that are measured one after the other, each by its own runner, into one store.
+
+    Attributes:
+        parts: of each study, its points of the shard by key; a point may stand in several scenarios.
+    """
+
+    def __init__(self, work: Work, store: Store, shard: Shard, *, fresh: bool) -> None:
+        self.work, self.store, self.shard, self.fresh = work, store, shard, fresh
+        with one_thread(work[0][1]):
+            self.keys = [keys_of(study, bench) for study, bench in work]
+        self.parts = [dict(points_of(study, keys, shard)) for (study, _), keys in zip(work, self.keys, strict=True)]
+
+    def plans(self) -> dict[str, Plan]:
+        """What each study would take; a point that several share is counted once."""
+        plans, seen = dict[str, Plan](), set[str]()
+        for (study, bench), part in zip(self.work, self.parts, strict=True):
+            new = [item for item in part.items() if item[0] not in seen]
+            plans[study.name] = Plan.of(new, bench, self.store, fresh=self.fresh)
             seen |= set(part)
-    if work[1:]:
-        show.sweep("dry_run", [([f"study={name}"], plan.row()) for name, plan in plans.items()])
-    total = Plan.total(plans.values())
-    return Ended(plan=total, row=total.row() if HydraConfig.get().mode is RunMode.MULTIRUN else {})
+        return plans
 
+    def run(self, bar: Any, workers: int | None, *, is_alone: bool) -> dict[str, Outcome]:
+        """Measure all of them; `bar` shows it, as `numdev.cli.progress.Progress` does; the others as in `processes`.
 
-def run(work: Work, cfg: DictConfig) -> Ended:
-    """Measure studies one after the other, each by its own runner, under one bar; every failure is listed at the end.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C, with the number of points that are in the store.
-    """
-    store, shard, outcomes = Store(Path(cfg.results)), Shard(cfg.shard, cfg.shards), dict[str, Outcome]()
-    with _one_thread(work[0][1]):
-        keys, parts, count = _parts(work, store, cfg)
-        pool = Workers(count, work, store) if count > 1 else None  # forked before the bar starts a thread
-        with pool or nullcontext(), Progress(sum(map(len, parts)), ERRORS, live=is_live()) as bar:
-            try:
-                for place, (study, bench) in enumerate(work):
-                    how: dict[str, Any] = {"fresh": cfg.fresh, "shard": shard, "keys": keys[place]}
-                    how["progress"] = bar.of(study.name, len(parts[place]))
-                    if pool is None:
-                        how |= {"on_replicate": bar.replicates, "within": bar.within}
-                    outcomes[study.name] = run_study(study, bench, store, **how) if pool is None else pool.run(place, **how)
-                    bar.point(sum(o.measured + o.skipped for o in outcomes.values()))
-            except KeyboardInterrupt:
-                # In the store, as workers report several points at a time
-                kept = {key for part in parts for key in part if store.holds(key)}
-                raise KeyboardInterrupt(f"{len(kept)} points kept") from None
-    console = output()
-    for name, done in outcomes.items():
-        console.print(show.outcome(name, done))
-    failed = [(f"{name}: {point}", status, reason) for name, done in outcomes.items() for point, status, reason in done.failures]
-    if failed:
-        console.print(show.failures(failed))
-    if store.torn:
-        console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
-    return Ended(worst(code_of_study(done.statuses) for done in outcomes.values()))
-
-
-def _parts(work: Work, store: Store, cfg: DictConfig) -> tuple[list[list[str]], list[dict[str, StudyPoint]], int]:
-    """The keys of each study, its points in a shard by key, and how many processes measure those without a record.
-
-    Names the scenarios that the command line would make into others, and that are not measured.
-    """
-    shard, keys, parts = Shard(cfg.shard, cfg.shards), [keys_of(study, bench) for study, bench in work], []
-    for (study, _), own in zip(work, keys, strict=True):  # a point may stand in several scenarios
-        parts.append(dict(list(dict(zip(own, study.points, strict=True)).items())[shard.index :: shard.count]))
-        if study.left_out:
-            count = "a scenario is" if len(study.left_out) == 1 else f"{len(study.left_out)} scenarios are"
-            text = f"{count} left out, since the command line states other settings: {'; '.join(study.left_out)}"
-            ERRORS.print(f"note: {study.name}: {text}", markup=False)
-    is_alone = shard.count == 1 and HydraConfig.get().runtime.choices.get("hydra/launcher") == "basic"
-    left = {key: point for part in parts for key, point in part.items() if cfg.fresh or not store.holds(key)}
-    return keys, parts, processes(cfg.workers, work[0][1], list(left.values()), is_alone=is_alone)
+        Raises:
+            KeyboardInterrupt: on Ctrl-C, with the number of points that are in the store.
+        """
+        outcomes = dict[str, Outcome]()
+        with one_thread(self.work[0][1]):
+            left = {key: one for part in self.parts for key, one in part.items() if self.fresh or not self.store.holds(key)}
+            count = processes(workers, self.work[0][1], [*left.values()], is_alone=is_alone)
+            pool = Workers(count, self.work, self.store) if count > 1 else None  # forked before the bar starts a thread
+            with pool or nullcontext(), bar:
+                try:
+                    for place, (study, bench) in enumerate(self.work):
+                        how: dict[str, Any] = {"fresh": self.fresh, "shard": self.shard, "keys": self.keys[place]}
+                        how["progress"] = bar.of(study, len(self.parts[place]))
+                        if pool is None:
+                            how |= {"on_replicate": bar.replicates, "within": bar.within}
+                        outcomes[study.name] = pool.run(place, **how) if pool else run(study, bench, self.store, **how)
+                        bar.point(sum(one.measured + one.skipped for one in outcomes.values()))
+                except KeyboardInterrupt:
+                    # In the store, as workers report several points at a time
+                    kept = {key for part in self.parts for key in part if self.store.holds(key)}
+                    raise KeyboardInterrupt(f"{len(kept)} points kept") from None
+        return outcomes
 
 
 def _is_pooled(bench: Runner) -> bool:
@@ -145,7 +114,7 @@ def _is_pooled(bench: Runner) -> bool:
 
 
 @contextmanager
-def _one_thread(bench: Runner) -> Iterator[None]:
+def one_thread(bench: Runner) -> Iterator[None]:
     """In it torch has one thread if `bench` can be pooled, unless the user has set how many there are (`OMP_NUM_THREADS`)."""
     threads = torch.get_num_threads()
     if _is_pooled(bench) and not os.environ.get(THREADS):

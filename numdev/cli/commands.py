@@ -13,7 +13,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli.compose import composer, config_folder, overrides_of, plain, study_fields
-from numdev.cli.exit_codes import BAD_OUTPUT, FAILED, UNSUPPORTED, Ended, code_of_study, worst
+from numdev.cli.exit_codes import FAILED, UNSUPPORTED, Ended, code_of_results, code_of_study, worst
 from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.errors import BadInput, Unsupported, one_of
 from numdev.settings import choice
@@ -167,6 +167,8 @@ def error_map(cfg: DictConfig, job: Job) -> Ended:
 
 def report(cfg: DictConfig, _: Job) -> Ended:
     """Tables, figures and documents from what was measured."""
+    from numdev.results.record import Status
+
     _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
@@ -183,7 +185,7 @@ def report(cfg: DictConfig, _: Job) -> Ended:
     if cfg.format not in ("pdf", "html"):
         _refuse(cfg, dict.fromkeys(head, "it stands in a document; give format=pdf or format=html too"))
     plot = {name: value for name, value in plain(cfg.plot, resolve=True).items() if value is not None}
-    return Ended(0 if _make_report(cfg, chosen, plot=plot, **head) else BAD_OUTPUT)
+    return Ended(code_of_results(map(Status, _make_report(cfg, chosen, plot=plot, **head))))
 
 
 def list_studies() -> int:
@@ -210,16 +212,16 @@ def _refuse_format(cfg: DictConfig) -> None:
         raise BadInput("format", cfg.format, one_of(cfg.format, FORMATS))
 
 
-def _make_report(cfg: DictConfig, studies: list[str] | None, **how: Any) -> bool:
-    """Whether all outputs in the report on some studies are sound."""
+def _make_report(cfg: DictConfig, studies: list[str] | None, **how: Any) -> list[str]:
+    """Report on some studies; returns how their points ended."""
     from numdev.report.document.folder import listed, replacing
     from numdev.report.document.report import make_report
 
     console, results, out = output(), Path(cfg.results), Path(cfg.out)
     last = listed(out)
     with replacing(out, results, studies) as folder:
-        is_sound = make_report(results, folder, studies, console, formats=(cfg.get("format", "parquet"),), **how)
+        statuses = make_report(results, folder, studies, console, formats=(cfg.get("format", "parquet"),), **how)
     if gone := [name for name in last if not (out / name).exists()]:
         console.print(f"removed of the last report: {', '.join(gone[:8])}{' and more' * (len(gone) > 8)}", markup=False)
     console.print(f"report: {out}", markup=False, highlight=False)
-    return is_sound
+    return statuses

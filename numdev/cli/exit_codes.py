@@ -59,14 +59,17 @@ def code_of_point(status: Status) -> int:
 
 
 def code_of_study(statuses: Iterable[Status]) -> int:
-    """The code of a study: `FAILED` for an error; else `BAD_OUTPUT` where a point ended so.
-
-    Else 0 if one of its points has figures, as others may lack them by design. If none has, the worst code of its points.
-    """
+    """The code of a run of a study: `FAILED` for an error; else as `code_of_results`."""
     ended = set(statuses)
-    codes = set(map(code_of_point, ended))
-    if "error" in {status.value for status in ended}:
-        return FAILED
+    return FAILED if "error" in {status.value for status in ended} else code_of_results(ended)
+
+
+def code_of_results(statuses: Iterable[Status]) -> int:
+    """The code of a report: `BAD_OUTPUT` where a point ended so; else 0 if one has figures, as others may lack them by design.
+
+    If none has, the worst code of the points.
+    """
+    codes = set(map(code_of_point, statuses))
     return BAD_OUTPUT if BAD_OUTPUT in codes else 0 if 0 in codes else worst(codes)
 
 

@@ -39,7 +39,7 @@ Exit code:
        point of a study ended in an error, and at least one has figures: the
        summary lists the unsupported ones
     1  a point ended in an error, or, asked for by itself, out of memory;
-       compare found a regression; certify: FAIL
+       compare found a regression; certify: FAIL; report: every point failed
     2  a setting cannot be used, or results cannot be written (a full disk);
        compare could test nothing
     3  a point asked for by itself is unsupported, as attention=triton is

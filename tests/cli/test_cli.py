@@ -52,7 +52,7 @@ class TestHelp:
             said = " ".join((f"{one.unit}: {one.text}" if one.unit else one.text).split())
             assert re.search(rf" {re.escape(name)}=\S* {re.escape(said)}", text), name
 
-    @pytest.mark.parametrize("command", ["speed", "train", "report", "compare"])
+    @pytest.mark.parametrize("command", ["speed", "train", "report", "compare", "map"])
     def test_fits_80_columns(self, numdev: Command, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "80")
         assert max(map(len, numdev(command, "--help").out.splitlines())) <= 80

@@ -163,3 +163,5 @@ def test_what_reads_results_says_it_and_ends_so_too(numdev: Command, own_study: 
     assert next(line for line in report.out.splitlines() if line).startswith(f"note: {said}")
     assert compared.out.startswith(f"note: A: {said}")
     assert "no regression in 2 comparisons" in compared.out
+    own_study(study_of("fails,exits"), "mine")
+    assert (numdev(*WHOLE, "results=bad").code, numdev("report", "results=bad", "out=bad_report").code) == (1, 1)

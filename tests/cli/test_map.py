@@ -45,8 +45,10 @@ def test_the_difference_from_a_baseline(numdev: Command) -> None:
     ran = numdev("map", *SMALL, "reference=baseline", "baseline=uniform", "out=m")
     assert (ran.code, ran.err) == (0, "")
     assert "u max |baseline|" in ran.out
+    assert "replaced" not in ran.out
     own = numdev("map", *SMALL, "subject=baseline", "baseline=uniform", "out=m")
     assert own.out.startswith("out of baseline=uniform: replicate 0")
+    assert own.out.rstrip().endswith("; the last map there is replaced")
 
 
 def test_a_sweep_has_a_folder_for_each_job(numdev: Command, tmp_path: Path) -> None:
@@ -61,3 +63,10 @@ def test_a_kernel_without_its_device_is_unsupported(numdev: Command, monkeypatch
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     ran = numdev("map", *SMALL, "attention=triton")
     assert (ran.code, len(ran.err.splitlines())) == (3, 1)
+
+
+def test_a_function_that_ends_python_is_an_error(numdev: Command) -> None:
+    Path("exits.py").write_text("def mine(q, k, v, mask, scale):\n    raise SystemExit(7)\n")
+    ran = numdev("map", *SMALL, "attention=custom", "attention.function=exits:mine")
+    assert ran.code == 1
+    assert "it called sys.exit(7) (in mine of exits.py, line 2)" in ran.err

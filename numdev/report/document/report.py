@@ -35,7 +35,7 @@ def make_report(
     plot: Mapping[str, Any] | None = None,
     title: str = "",
     author: str = "",
-) -> bool:
+) -> list[str]:
     """Write tables, figures and claims of stored studies and sweeps into `out`, and print the claims.
 
     The first kind of measurement is written into `out`, each further one into a folder of its name. The documents have all of
@@ -47,7 +47,7 @@ def make_report(
     the others, as `numdev.report.figures.plot.plot_of` takes it; without a `title` the documents name what was measured.
 
     Returns:
-        Whether every output is finite and a result; see `numdev.report.document.tables.bad_outputs`.
+        The status of each point of every study, as `numdev.results.record.Status` has it.
 
     Raises:
         BadInput: if there are no results, or not those asked for, or if `plot` names what they do not have.
@@ -79,7 +79,7 @@ def make_report(
             write_atomically(out / "report.html", write_html(shown, notes, title, author))
         if "pdf" in formats:
             write_atomically(out / "report.pdf", write_pdf(shown, title, author))
-    return not any(bad_outputs(part.results) for part in parts)
+    return [status for part in parts for status in part.results.points.drop_duplicates("key")["status"]]
 
 
 def _by_kind(store: Store, studies: Sequence[str] | None) -> dict[str, Sequence[str] | None]:

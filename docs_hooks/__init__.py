@@ -14,6 +14,8 @@ from docs_hooks import gallery, measured, quoted, tables
 BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
     gallery.gallery,
     measured.backward_speed,
+    measured.certified,
+    measured.certified_backward,
     measured.claims,
     measured.decode_speed,
     measured.instrument_speed,

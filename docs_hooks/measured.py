@@ -130,3 +130,24 @@ def decode_speed() -> Iterator[str]:
         rates = dict(re.findall(r"((?:sdpa|numdev|unsplit) \w+) +(\d+)", line))
         ratio, kernel = re.findall(r"auto/cudnn ([\d.]+)  (.*)", line)[0]
         yield f"| {batch} | {keys} | {' | '.join(rates[name] for name in kernels)} | {ratio} | {kernel} |"
+
+
+_CERTIFIED = ("kernel", "F", "d", "verdict", "score", "tiles", "equal", "computes as", "fails on")
+
+
+def certified(study: str = "certified") -> Iterator[str]:
+    """What the certificates of a study say of each kernel."""
+    with (REFERENCE / "h100" / "certified" / "summary.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["study"] == study]
+    yield from (f"| {' | '.join(_CERTIFIED)} |", "|---" * len(_CERTIFIED) + "|")
+    for row in sorted(rows, key=lambda row: [row[f"label.{name}"] for name in ("precision", "problem.head_dim", "kernel")]):
+        place = [escaped(row["label.kernel"]), row["label.precision"], row["label.problem.head_dim"], row["verdict"].upper()]
+        equal = f"{100 * float(row['equal.mean']):.1f} %" if row["equal.mean"] else ""
+        computes = re.sub(r" or .* or [^(]*", " or others ", row["computes"]).removeprefix("computes as ")
+        figures = [f"{float(row['score.mean']):.3f}", row["tiles"].removeprefix("tiles of "), equal, cell(escaped(computes))]
+        yield f"| {' | '.join([*place, *figures, escaped(row['fails'])])} |"
+
+
+def certified_backward() -> Iterator[str]:
+    """What the certificates of gradients say."""
+    return certified("certified_backward")

@@ -14,6 +14,7 @@ from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.sdpa import Backend, SavingSdpa, Sdpa
+from numdev.certification.accuracy import Verdict
 from numdev.certification.certificate import certify
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.operation import Operation
@@ -27,7 +28,8 @@ _COLUMNS = (
     Column("score", "relative", "permitted over measured RMSE, as the certificate has it", Use.CHIEF),
     Column("tiles", "", "size, order and splits of the tiles of keys, as the error of the kernel shows them", Use.PLACE),
     Column("equal", "relative", "share of out or dQ equal to the declared policy in these tiles, on the point's problem"),
-    Column("sentence", "", "how the kernel computes, or which step errs", Use.PLACE),
+    Column("computes", "", "what is nearest to the error of the kernel, and how much of it that explains", Use.PLACE),
+    Column("fails", "", "inputs and probes on which the kernel fails", Use.PLACE),
 )
 
 
@@ -66,13 +68,16 @@ class Certificates(Kind):
                 seed=seed,
                 head_dim=problem.shape.head_dim,
             )
-            tiles, equal = certificate.culprit.tiles if certificate.culprit else "", math.nan
+            culprit, equal = certificate.culprit, math.nan
+            tiles, computes = (culprit.tiles, culprit.sentence(fails=False)) if culprit else ("", "")
+            fails = [case.name for case in certificate.cases if case.verdict is Verdict.FAIL]
+            fails += [probe.name for probe in certificate.probes if probe.fails]
             with suppress(Unsupported):  # of gradients after a forward pass that returns no LSE
                 if model := emulation(variant, tiles):
                     predicted = model(*(x.to(model.precision.carrier) for x in inputs), **problem.arguments()).tensors()
                     own = output.tensors()[self.operation.primary]
                     equal = float((predicted[self.operation.primary] == own.to(model.precision.carrier)).double().mean())
-            values = seed, certificate.verdict.value, certificate.score, tiles, equal, certificate.sentence()
+            values = seed, certificate.verdict.value, certificate.score, tiles, equal, computes, ", ".join(fails)
             rows.append({column.name: value for column, value in zip(_COLUMNS, values, strict=True)})
             kernel = output.kernel
         return Findings({self.name: rows}, kernel)

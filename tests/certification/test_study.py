@@ -58,10 +58,10 @@ def test_a_row_is_a_certificate_and_the_bits_that_it_predicts(monkeypatch: pytes
     record = runner.measure(PROBLEM, InBfloat(KERNEL, Tiling(bc=64, order=Order.REVERSE), EXP2))
     (row,) = record.rows
     assert (record.kind, row["verdict"], row["tiles"]) == ("certificate", "pass", "tiles of 64 keys, reverse")
-    assert (row["equal"], "computes as" in row["sentence"]) == (1.0, True)
+    assert (row["equal"], row["computes"][:31], row["fails"]) == (1.0, "computes as the declared policy", "")
     assert row["score"] > 0.9
     (row,) = runner.measure(PROBLEM, Vanilla(BF16)).rows
-    assert row["verdict"] == "fail"
+    assert (row["verdict"], "normal" in row["fails"]) == ("fail", True)
     assert math.isnan(row["equal"]) or row["equal"] < 0.9
 
 

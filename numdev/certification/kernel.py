@@ -16,7 +16,7 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention, Backward, Saved
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Policy
-from numdev.attention.vendor.dispatch import ByAutograd, proven_once
+from numdev.attention.vendor.dispatch import ByAutograd, Packaged, proven_once
 from numdev.certification.candidates import Outputs
 from numdev.certification.cases import Inputs, Tensors
 from numdev.errors import BadInput, BadOutput, one_of
@@ -155,4 +155,7 @@ def _implementation(name: str, fmt: Format, field: str) -> Any:
         kind = f"{kind.removeprefix('Saving')}Backward"
     if not hasattr(module, kind):
         raise BadInput(field, name, "it has no gradients; give a function, or autograd")
-    return getattr(module, kind)(*(getattr(module, each)(value) for each, value in choice.items()), fmt=fmt)
+    made = getattr(module, kind)(*(getattr(module, each)(value) for each, value in choice.items()), fmt=fmt)
+    if isinstance(made, Packaged) and not made.digest:
+        raise BadInput(field, name, made.missing)
+    return made

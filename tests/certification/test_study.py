@@ -17,6 +17,8 @@ from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
+from numdev.attention.vendor.flash_attn import FlashAttn, FlashVersion
+from numdev.attention.vendor.sage import SageAttention
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.certification import study
 from numdev.certification.certificate import certify
@@ -83,6 +85,15 @@ def test_gradients_are_certified_by_their_own_forward_pass(monkeypatch: pytest.M
     (row,) = Runner(Certificates(ATTENTION_BACKWARD), "cpu").measure(PROBLEM, kernel).rows
     assert (row["verdict"], row["tiles"][:9]) == ("pass", "tiles of ")
     assert row["equal"] > 0.99, "gradients are sums of rounded dS in FP32, which tiles change in few elements"
+
+
+@pytest.mark.parametrize("name", ["flash_attn_2", "sageattention"])
+def test_a_kernel_whose_package_is_absent_is_refused_at_once(name: str) -> None:
+    kernel = SageAttention() if name == "sageattention" else FlashAttn(FlashVersion.FA2)
+    if kernel.digest:
+        pytest.skip(f"{kernel.digest} is installed")
+    with pytest.raises(BadInput, match=rf"^kernel: '{name}' cannot be used; .* is not installed; pip install"):
+        certify(name, device="cpu")
 
 
 def test_a_baseline_is_refused() -> None:

@@ -199,14 +199,18 @@ class Packaged(InDtype):
         """The distribution and its version; empty if none is installed."""
         return next((f"{name} {_version(name)}" for name in self.places if _version(name)), "")
 
+    @property
+    def missing(self) -> str:
+        """Says that none is installed."""
+        return f"{' or '.join(self.places)} is not installed; pip install numdev[{next(iter(self.places))}]"
+
     def cost_model(self, launch: KernelLaunch) -> CostModel | None:
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packs_heads=True)
 
     def function(self, name: str, device: torch.device) -> Callable[..., Any]:
         """A function of its module; raises Unsupported where the package is not installed, or cannot run."""
         if not self.digest:
-            places = list(self.places)
-            raise Unsupported(self.field, f"{' or '.join(places)} is not installed; pip install numdev[{places[0]}]")
+            raise Unsupported(self.field, self.missing)
         if device.type not in self.devices:
             raise Unsupported(self.field, f"{self.digest} runs on CUDA devices; use device=cuda")
         try:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import numdev as nd
+from numdev import Mask
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
@@ -20,6 +21,7 @@ from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.measurement.metrics import METRICS, Deviation
+from tests.training.test_call import dense
 
 KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
 TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))
@@ -132,18 +134,6 @@ class TestShadow:
             torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
 
-def _mask(kind: str) -> dict[str, Any]:
-    """Arguments of torch's function for 6 queries and keys of 2 batch entries."""
-    rows, keys = torch.arange(6)[:, None], torch.arange(6)
-    masks: dict[str, dict[str, Any]] = {
-        "none": {},
-        "causal": {"is_causal": True},
-        "window": {"attn_mask": (keys <= rows) & (rows - keys < 3)},
-        "padding": {"attn_mask": (keys < torch.tensor([4, 6])[:, None])[:, None, None]},
-    }
-    return masks[kind]
-
-
 class TestCapture:
     def test_what_attention_takes_is_kept(self, tmp_path: Path) -> None:
         """In the dtype that autocast gives it, with the gradient of its output, and a note of what it was asked."""
@@ -164,8 +154,8 @@ class TestCapture:
             mask = '{"causal": true, "window": null, "key_lengths": null}'
             assert file.metadata() == {"step": "0", "model": f'{{"call": 0, "scale": 0.5, "mask": {mask}}}'}
 
-    @pytest.mark.parametrize("kind", ["none", "causal", "window", "padding"])
-    def test_gradients_are_those_of_the_model_that_was_captured(self, kind: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(key_lengths=(4, 6))], ids=str)
+    def test_gradients_are_those_of_the_model_that_was_captured(self, mask: Mask, tmp_path: Path) -> None:
         """torch's autograd in FP64 is the oracle: mask, scale, q, k, v and dO of the file are those of the model's call.
 
         An entry is rounded fewer than 100 times on its way from q, k, v and dO, and no partial sum exceeds 50, so the error is
@@ -176,7 +166,8 @@ class TestCapture:
         for x in (q, k, v):
             x.requires_grad_()
         with nd.capture(nn.Identity(), tmp_path) as captured:
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, **_mask(kind))
+            seen = dense(mask, (2, 3, 6, 6))
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, attn_mask=seen)
             out.backward(do)  # type: ignore[no-untyped-call]
         source, shape = nd.Captured(str(captured.paths[0])), nd.Shape(2, 3, 3, 6, 6, 4)
         problem = nd.Problem(source, shape)
@@ -184,7 +175,7 @@ class TestCapture:
         for name, leaf in (("dq", q), ("dk", k), ("dv", v)):
             assert leaf.grad is not None
             assert float((found.tensors()[name] - leaf.grad).abs().max()) < 1e-12
-        assert problem.scale == 0.3
+        assert (problem.mask, problem.scale) == (mask, 0.3)
         other = nd.Problem(source, shape, nd.Mask(), 0.5)
         assert (other.mask, other.scale) == (nd.Mask(), 0.5), "stated ones are honoured"
 

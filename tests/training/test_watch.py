@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.base import Backward
@@ -22,6 +21,7 @@ from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Rung
 from numdev.training.watch import FIGURES, Watch, Watched
+from tests.cases import Inputs, draw_all, on
 from tests.training.toy import CPU, Toy, trained
 
 TILES = Tiling(br=8, bc=2)
@@ -36,7 +36,6 @@ EVERY: dict[str, Backward] = {
 
 
 ALL = Mask()
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def figures(variant: Any, inputs: Inputs, mask: Mask = ALL, scale: float | None = None) -> Any:
@@ -49,11 +48,8 @@ def figures(variant: Any, inputs: Inputs, mask: Mask = ALL, scale: float | None 
     return dict(zip(FIGURES, watch.row.tolist(), strict=True)), out.detach(), [x.grad for x in leaves[:3]]
 
 
-def drawn(shape: tuple[int, ...] = (2, 4, 6, 8), kv_heads: int = 4, dtype: torch.dtype = torch.bfloat16) -> Inputs:
-    generator = torch.Generator().manual_seed(1)
-    kv = (shape[0], kv_heads, *shape[2:])
-    q, k, v, do = (torch.randn(size, generator=generator).to(dtype) for size in (shape, kv, kv, shape))
-    return q, k, v, do
+def drawn(kv_heads: int = 4, dtype: torch.dtype = torch.bfloat16) -> Inputs:
+    return on("cpu", draw_all((2, 4, kv_heads, 6, 6, 8), 1), dtype)
 
 
 class TestBits:

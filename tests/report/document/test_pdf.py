@@ -14,7 +14,8 @@ import typst
 
 from numdev.attention.problem import Shape
 from numdev.report.document.context import Part, command, context
-from numdev.report.document.pages import TEMPLATES, write_root
+from numdev.report.document.export import TEMPLATES
+from numdev.report.document.pages import write_root
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS

@@ -33,8 +33,8 @@ from numdev.results.store import Store
 from numdev.results.study import Refused
 
 FP8 = Precision.fp8()
-VARIANTS = (Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt"))
-VARIANTS += (FlashAttn(), SageAttention())
+VARIANTS = [Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt")]
+VARIANTS += [FlashAttn(), SageAttention()]
 KNOWN = {column.name: column for column in ATTENTION.settings()}
 REFUSED = Refused("sdpa", "tiling.br=16")
 CONFIGURATION = tuple(f"{part}." for part in dictionary.PARTS)

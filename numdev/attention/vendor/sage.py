@@ -36,8 +36,10 @@ class SageAttention(Packaged):
         return {"sageattention": "sageattention"}
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        """Version 1: INT8 by blocks, smoothed k, products with V in FP16. Its blocks of q have 128 rows, those here 64."""
-        return KernelArithmetic(Precision.int8().with_step(values=FP16, output=self.fmt), bc=64, order=Order.FORWARD)
+        """The policy `sage1` of version 1, but for the output; it quantises the inputs before they are rounded to `fmt`."""
+        if self.digest.startswith("sageattention 2"):
+            return KernelArithmetic(self.precision, why="version 2 has other kernels for each GPU; precision=sage2 is Hopper's")
+        return KernelArithmetic(Precision.parse("sage1").with_step(output=self.fmt), bc=64, order=Order.FORWARD)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """What the package cannot run is refused with its own reason. Version 1 returns no LSE."""

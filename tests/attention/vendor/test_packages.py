@@ -404,10 +404,17 @@ def test_on_another_gpu_than_a_hopper_the_tiles_are_unknown(monkeypatch: pytest.
         emulation_of(FlashAttn(FA4), of(64))
 
 
-def test_sageattention_is_emulated_in_int8() -> None:
+def test_version_1_of_sageattention_is_emulated_by_its_policy(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sage(site, monkeypatch)
     emulation = emulation_of(SageAttention(), of(64))
-    assert emulation.precision == Precision.int8().with_step(values=FP16, output=BF16)
-    assert emulation.format == BF16
+    assert emulation.precision == Precision.parse("sage1").with_step(output=BF16)
+    assert (emulation.tiling, emulation.format) == (Tiling(bc=64), BF16)
+
+
+def test_version_2_of_sageattention_has_no_one_emulation(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sage(site, monkeypatch, "2.2.0")
+    with pytest.raises(BadInput, match=r"^tiling\.bc: .*version 2 has other kernels for each GPU"):
+        emulation_of(SageAttention(), of(64))
 
 
 def test_formats_are_those_of_the_packages() -> None:

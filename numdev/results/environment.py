@@ -19,21 +19,13 @@ from numdev.sources import package_version
 
 sources_digest()  # now, while the sources are imported, and not when a session first measures
 
-_PATHS = {
-    "MKL_CBWR": "which instructions MKL uses, and whether always the same",
-    "MKL_ENABLE_INSTRUCTIONS": "the widest instructions that MKL uses",
-    "OPENBLAS_CORETYPE": "the processor whose kernels OpenBLAS takes, which NumPy and so Triton's interpreter call",
-    "ATEN_CPU_CAPABILITY": "the widest instructions that torch's own operations use; `instructions` is what that came to",
-    "ONEDNN_MAX_CPU_ISA": "the widest instructions that oneDNN uses",
-    "ONEDNN_DEFAULT_FPMATH_MODE": "whether oneDNN may multiply FP32 in fewer bits",
-}
-"""Variables that choose the code by which the mathematics libraries compute on a CPU, and what each one chooses."""
-
-_GPU_PATHS = {
-    "NVIDIA_TF32_OVERRIDE": "whether cuBLAS and cuDNN may use TF32 at all",
-    "CUBLAS_WORKSPACE_CONFIG": "the workspace of cuBLAS, on which its choice of kernels depends",
-}
-UNSET = "unset"
+_PATHS = (
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY"),
+    *("ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
+)
+"""Variables that choose the instructions by which MKL, OpenBLAS (NumPy's, so that of Triton's interpreter), torch's own operations
+and oneDNN compute on a CPU, and whether oneDNN may multiply FP32 in fewer bits."""
+_GPU_PATHS = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # whether TF32 may be used, and which kernels cuBLAS takes
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -74,12 +66,12 @@ def environment(device: torch.device) -> dict[str, str]:
         "blas": _blas(),
         "numpy_blas": _numpy_blas(),
     }
-    facts |= {name: os.environ.get(name) or UNSET for name in _PATHS}
+    facts |= {name: os.environ.get(name) or "unset" for name in _PATHS}
     if device.type == "cuda":
         facts["device"] = torch.cuda.get_device_name(device)
         facts["cuda"] = str(torch.version.cuda)
         facts["cudnn"] = str(torch.backends.cudnn.version())
-        facts |= {name: os.environ.get(name) or UNSET for name in _GPU_PATHS}
+        facts |= {name: os.environ.get(name) or "unset" for name in _GPU_PATHS}
     return facts
 
 

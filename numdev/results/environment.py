@@ -25,7 +25,7 @@ _PATHS = (
 )
 """Variables that choose the instructions by which MKL, OpenBLAS (NumPy's, so that of Triton's interpreter), torch's own operations
 and oneDNN compute on a CPU, and whether oneDNN may multiply FP32 in fewer bits."""
-_GPU_PATHS = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # whether TF32 may be used, and which kernels cuBLAS takes
+_GPU_PATHS = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # whether TF32 may be used; which kernels cuBLAS takes
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 

@@ -23,8 +23,8 @@ _PATHS = (
     *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE", "ATEN_CPU_CAPABILITY"),
     *("ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
 )
-"""Variables that choose the instructions by which MKL, OpenBLAS (NumPy's, so that of Triton's interpreter), torch's own operations
-and oneDNN compute on a CPU, and whether oneDNN may multiply FP32 in fewer bits."""
+"""Variables that choose the instructions by which MKL, OpenBLAS (NumPy's, so that of Triton's interpreter), torch's own
+operations and oneDNN compute on a CPU, and whether oneDNN may multiply FP32 in fewer bits."""
 _GPU_PATHS = ("NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG")  # whether TF32 may be used; which kernels cuBLAS takes
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

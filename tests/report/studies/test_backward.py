@@ -96,16 +96,11 @@ def predicted(distance: float, size: float = 1.0, noise: float = 0.02, control: 
     return pd.DataFrame(found)
 
 
-CASES: list[tuple[str, pd.DataFrame, Verdict]] = [
+CASES: list[tuple[str, pd.DataFrame, Verdict]] = [  # of kernels what test_claims.py does not show of one output
     ("validate_backward", predicted(0.1), HOLDS),
     ("validate_backward", predicted(0.0, noise=0.0), UNDECIDED),  # to the bit, in six replicates: of others, 39 % may differ
-    ("validate_backward", predicted(0.7), FAILS),
     ("validate_backward", predicted(0.7, of="dv"), FAILS),  # one gradient is enough
-    ("validate_backward", predicted(0.1, 1.3), FAILS),
     ("validate_backward", predicted(0.4, control=0.3), FAILS),  # farther from the emulation than what has no such errors
-    ("validate_backward", predicted(0.5), UNDECIDED),
-    ("validate_backward", predicted(0.1).query("`label.kernel` != 'exact'"), UNDECIDED),
-    ("validate_backward", predicted(0.1).query("`label.kernel` == 'exact'"), UNDECIDED),
     ("validate_backward", predicted(0.1).query("output != 'dv'"), UNDECIDED),
     ("gradients", gradients(0.5), HOLDS),
     ("gradients", gradients(0.0), FAILS),

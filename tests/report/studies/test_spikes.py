@@ -173,18 +173,16 @@ def test_noise_has_no_spikes_and_the_rate_of_false_alarms_is_as_stated() -> None
 
 
 class TestPlanted:
-    @given(st.integers(WINDOW, 180), st.integers(1, 15), st.integers(0, 5))
+    @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 15)), min_size=1, max_size=3), st.integers(0, 5))
     @settings(max_examples=15, deadline=None)
-    def test_they_are_found_to_the_step(self, place: int, length: int, seed: int) -> None:
-        values = noise(200, seed)
-        values[place : place + length] = [x + 40 for x in values[place : place + length]]
-        assert excursions(values) == [(place, min(place + length, 200) - 1)]
-
-    def test_two_with_ordinary_values_between_are_two(self) -> None:
-        values = noise(200)
-        values[100] += 40
-        values[103] += 80
-        assert excursions(values) == [(100, 100), (103, 103)]
+    def test_they_are_found_to_the_step(self, planted: list[tuple[int, int]], seed: int) -> None:
+        """Each after some ordinary values, and higher than the one before."""
+        values, expected = noise(230, seed), list[tuple[int, int]]()
+        for height, (gap, length) in enumerate(planted, 1):
+            place = gap + (expected[-1][1] + 1 if expected else WINDOW)
+            values[place : place + length] = [x + 40 * height for x in values[place : place + length]]
+            expected.append((place, place + length - 1))
+        assert excursions(values) == expected
 
     def test_a_new_level_is_one(self) -> None:
         values = [x + 40 * (place >= 100) for place, x in enumerate(noise(300))]

@@ -36,6 +36,8 @@ LIMIT_OF_LARGEST = 2.0
 _LIMIT_OF_LSE = 2.0
 # An LSE is a sum of a maximum and a logarithm, each rounded to FP32; this, relative to it, is what exp2 and log2 may add.
 _LSE_FLOOR = 2.0**-19
+_ROWS = 96  # of each head, in which predictions are kept
+_FLOOR_OF_ZEROS = 30.0  # times the permitted error, so that four times that passes where golden is 0 throughout
 _MOST_SEEDS = 1000
 DECIDES = 3.0
 """Times the permitted error that zeros have to err, for a case to tell a kernel from zeros."""
@@ -94,7 +96,12 @@ class Predictions:
         if path.is_file():
             known: Page = torch.load(path, weights_only=True)
             return known
-        page, data = make(), io.BytesIO()
+        threads, data = torch.get_num_threads(), io.BytesIO()
+        try:
+            torch.set_num_threads(1)  # tiles are small: several threads would only wait for each other
+            page = make()
+        finally:
+            torch.set_num_threads(threads)
         torch.save(page, data)
         write_atomically(path, data.getvalue())
         return page
@@ -115,9 +122,9 @@ class Known:
         return self if self.inputs.replicates == 1 else Known(self.predictions, f"first of {self.name}", self.inputs.first, self)
 
     def of_first(self, outputs: Outputs) -> Outputs:
-        """The outputs of the first replicate in their formats, in which predictions are, whatever the kernel returns."""
+        """Some rows of the first replicate in their formats, as predictions have them, whatever the kernel returns."""
         first = {name: x[: len(x) // self.inputs.replicates].float() for name, x in outputs.items()}
-        return {name: x if name == "lse" else self.predictions.policy.output(x) for name, x in first.items()}
+        return some_rows({name: x if name == "lse" else self.predictions.policy.output(x) for name, x in first.items()})
 
     @cached_property
     def golden(self) -> Outputs:
@@ -134,7 +141,8 @@ class Known:
         """The queries that see a key, and every key, `[replicates, numbers]` in FP64; what others hold is for a probe to say."""
         q = self.inputs.tensors["q"]
         seen = self.inputs.mask.seeing_rows(len(q), *self.inputs.sizes)[:, None].expand(q.shape[:-1])
-        rows = {name: x if name in OF_KEYS else x[seen] for name, x in outputs.items()}
+        few = some_rows({"q": seen})["q"]
+        rows = {name: x if name in OF_KEYS else x[seen if x.shape[2] == seen.shape[2] else few] for name, x in outputs.items()}
         return {name: x.double().reshape(self.inputs.replicates, -1) for name, x in rows.items()}
 
     def declared(self, layouts: Layouts) -> Page:
@@ -147,11 +155,18 @@ class Known:
 
         def runs() -> dict[str, tuple[Candidate, Tiling]]:
             faults = [Candidate(name, "", fault=name) for name in self.predictions.of_pass.faults(self.inputs, tiling)]
-            return {each.name: (each, tiling) for each in (*self.predictions.candidates, *faults)}
+            candidates = [each for each in self.predictions.candidates if tiling.splits > 1 or not each.name.startswith("splits")]
+            return {each.name: (each, tiling) for each in (*candidates, *faults)}
 
         return self._page(f"catalogue {tiling}", runs)
 
     def predict(self, candidate: Candidate, tiling: Tiling) -> Outputs:
+        """Some rows of the outputs of a candidate, in the dtypes that hold their formats."""
+        predicted = some_rows(self._whole(candidate, tiling))
+        dtype = self.inputs.tensors["q"].dtype
+        return {name: x if name == "lse" else x.to(dtype) for name, x in predicted.items()}
+
+    def _whole(self, candidate: Candidate, tiling: Tiling) -> Outputs:
         return self.predictions.of_pass.predict(candidate, self.inputs, self.predictions.policy, tiling)
 
     def _page(self, name: str, runs: Callable[[], dict[str, tuple[Candidate, Tiling]]]) -> Page:
@@ -165,8 +180,14 @@ class Known:
         """The largest `FIGURES` of each output among the kernels of the policy, `[replicates, figures]`."""
         if self.whole is not None:
             return {name: x[:1] for name, x in self.whole.permitted.items()}
-        family = [self.rows(each) for each in self.declared(self.predictions.of_pass.usual).values()]
-        return {name: torch.stack([figures(each[name] - exact) for each in family]).amax(0) for name, exact in self.exact.items()}
+        usual = self.predictions.of_pass.usual.values()
+
+        def make() -> Page:
+            family = [self.rows(self._whole(candidate, tiling)) for tiling, candidate in usual]
+            most = {name: torch.stack([figures(each[name] - x) for each in family]).amax(0) for name, x in self.exact.items()}
+            return {"permitted": most}
+
+        return self.predictions.kept(f"{self.name} permitted", make)["permitted"]
 
     @cached_property
     def floors(self) -> dict[str, Tensor]:
@@ -177,6 +198,8 @@ class Known:
             own = _LSE_FLOOR * (1 + exact.abs().mean(-1)) if name == "lse" else nothing
             spread = 3 * rmse / math.sqrt(exact.shape[-1])  # of the mean of independent errors of that size
             floors[name] = torch.stack([own, nothing, spread], -1)
+            if not bool(exact.any()):  # a gradient that is 0, of which there is only noise
+                floors[name] = _FLOOR_OF_ZEROS * self.permitted[name]
         return floors
 
     def ratios(self, outputs: Outputs) -> dict[str, Tensor]:
@@ -193,6 +216,11 @@ class Known:
         name = self.predictions.of_pass.outputs[0]
         zeros = self.ratios({name: torch.zeros_like(self.golden[name])})
         return float(zeros[name][:, 0].mean())
+
+
+def some_rows(outputs: Outputs) -> Outputs:
+    """At most `_ROWS` tokens, evenly spread, by which candidates are told apart."""
+    return {name: x[:, :, :: math.ceil(x.shape[2] / _ROWS)].contiguous() for name, x in outputs.items()}
 
 
 def figures(error: Tensor) -> Tensor:

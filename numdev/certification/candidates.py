@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,11 +17,12 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.arithmetic.products import Dot
-from numdev.arithmetic.rounding import Cast, Overflow
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding
 from numdev.attention.base import Saved
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import EXP2_MINIMAX, DeltaForm, Exponential, OnlineSoftmax, Recompute, ScaleOn, SumOver
+from numdev.attention.steps import LOG2_E
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.certification.cases import Inputs
@@ -48,7 +48,6 @@ class Candidate:
         steps: what is rounded to another format. A step of two words, such as `row_sum stored`, is rounded when it is stored.
         recurrence: the recurrence, or what a backward pass recomputes, where it is another one.
         fault: of structure.
-        after: what happens to the outputs of the prediction.
         permitted: whether a kernel of the declared policy may compute so.
     """
 
@@ -57,7 +56,6 @@ class Candidate:
     steps: Mapping[str, Format | Cast] = field(default_factory=dict)
     recurrence: Any = None
     fault: str = ""
-    after: Callable[[Outputs], Outputs] | None = None
     permitted: bool = False
 
     @property
@@ -67,11 +65,11 @@ class Candidate:
     def __and__(self, other: Candidate) -> Candidate | None:
         """Both changes in one candidate; None where they are of one step, or cannot be had together."""
         one, two = ({step.partition(" ")[0] for step in each.steps} for each in (self, other))
-        if one & two or (self.recurrence and other.recurrence) or self.after or not (one or self.recurrence):
+        if one & two or (self.recurrence and other.recurrence) or (self.fault and other.fault):
             return None
         name, title = f"{self.name} and {other.name}", f"{self.title} and {other.title}"
         both = {**self.steps, **other.steps}
-        return Candidate(name, title, both, self.recurrence or other.recurrence, other.fault, other.after)
+        return Candidate(name, title, both, self.recurrence or other.recurrence, self.fault or other.fault)
 
 
 @dataclass(frozen=True)
@@ -82,6 +80,7 @@ class Simulation:
         policy: what enters the products, and the output, are rounded as it says.
         steps: what else is rounded when it is stored; see `Candidate`.
         fault: of structure; behind # stands the tile in which it is.
+        recurrence: the exponential and the terms of the row sum, where they are other ones.
     """
 
     inputs: Inputs
@@ -89,10 +88,18 @@ class Simulation:
     tiling: Tiling
     steps: Mapping[str, Format | Cast] = field(default_factory=dict)
     fault: str = ""
+    recurrence: Any = None
 
     def _at(self, step: str, x: Tensor) -> Tensor:
         fmt = self.steps.get(step, self.steps.get(step.partition(" ")[0]))
         return x if fmt is None else rounded(x, Cast(fmt) if isinstance(fmt, Format) else fmt)
+
+    def _at_base_2(self, step: str, x: Tensor) -> Tensor:
+        """x in base e, rounded as it is in base 2."""
+        return self._at(step, x * LOG2_E) / LOG2_E
+
+    def _exp(self, x: Tensor) -> Tensor:
+        return torch.exp(x) if self.recurrence is None else self.recurrence.exp(x * self.recurrence.log_scale)
 
     def _is(self, fault: str, tile: int | None = None) -> bool:
         return self.fault == (fault if tile is None else f"{fault}#{tile}")
@@ -127,14 +134,17 @@ class Simulation:
     def forward(self) -> Outputs:
         """Out and LSE; splits are combined in FP64."""
         q, k, v, seen = self.inputs.tensors["q"].double(), self._of_keys("k"), self._of_keys("v"), self.seen()
-        parts = [self._split(q, k, v, seen, tiles) for tiles in self.tiling.key_tiles(k.shape[-2]) if tiles]
+        tilings = [[(0, k.shape[-2])]] if self._is("P divided") else self.tiling.key_tiles(k.shape[-2])
+        parts = [self._split(q, k, v, seen, tiles) for tiles in tilings if tiles]
         outs, lses = (torch.stack(each) for each in zip(*parts, strict=True))
+        outs, lses = self._at("splits O", outs), self._at("splits LSE", lses)
         lse = torch.logsumexp(lses, 0)
         weights = torch.exp(lses - lse.masked_fill(lse == NEVER, 0.0))
         out = outs.mean(0) if self.fault.startswith("splits") else (weights * outs).sum(0)
         if self._is("last head zero"):
             out[:, -1] = 0.0
-        return {"out": rounded(out, self.policy.output), "lse": lse.squeeze(-1)}
+        lse = self._at("lse stored", lse) * {"lse base 2": LOG2_E, "lse scaled": 1 / LOG2_E}.get(self.fault, 1.0)
+        return {"out": rounded(self._at("output through", out), self.policy.output), "lse": lse.squeeze(-1)}
 
     def _split(self, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, tiles: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
         """O / l and LSE over some tiles."""
@@ -142,21 +152,29 @@ class Simulation:
         o = q.new_zeros(*q.shape[:-1], v.shape[-1])
         for place, (start, stop) in enumerate(tiles):
             s = self._at("scores stored", q @ k[:, :, start:stop].mT) * self.inputs.scale
-            s = s.masked_fill(~seen[..., start:stop], NEVER)
+            s = self._at_base_2("scores in base 2", self._at("scores scaled", s)).masked_fill(~seen[..., start:stop], NEVER)
             m_next = torch.maximum(m, self._at("maximum stored", s.amax(-1, keepdim=True)))
             shift = m_next.masked_fill(m_next == NEVER, 0.0)
-            alpha = self._at("rescale stored", torch.exp(m - shift))
-            p = self._at("exponential stored", torch.exp(s - shift))
-            new = p.sum(-1, keepdim=True)
+            alpha = self._at("rescale stored", self._exp(m - shift))
+            below = self._at_base_2("exponential of base-2 arguments", self._at("exponential of arguments", s - shift))
+            p = self._at("exponential stored", self._exp(below))
+            divisor = p.sum(-1, keepdim=True).clamp(min=1e-300) if self._is("P divided") else 1.0
+            stored = rounded(p / divisor, self.steps.get("probabilities", self.policy.probabilities)) * divisor
+            over_stored = self.recurrence is not None and self.recurrence.sum_over is SumOver.PROBABILITIES
+            new = self._at("row_sum of tiles", (stored if over_stored else p).sum(-1, keepdim=True))
             if self._is("padding counted") and stop - start < self.tiling.bc:
                 new += (self.tiling.bc - stop + start) * torch.exp(-shift)
             early = int(self._is("v shifted", place) and start > 0)
-            product = rounded(p, self.policy.probabilities) @ v[:, :, start - early : stop - early]
+            product = stored @ v[:, :, start - early : stop - early]
             kept = row_sum if self._is("rescale of l missed", place) else alpha * row_sum
             row_sum = self._at("row_sum stored", kept + new)
-            o = o if self._is("rescale missed", place) else self._at("accumulator rescaled", alpha * o)
+            o = o if self._is("rescale missed", place) else self._at("accumulator rescaled", self._at("rescale of O", alpha) * o)
             o, m = self._at("accumulator stored", o + product), m_next
+            if "accumulator divided" in self.steps:
+                o = self._at("accumulator divided", o / row_sum) * row_sum
         lse, row_sum = m.masked_fill(m == NEVER, 0.0) + row_sum.log(), row_sum.masked_fill(row_sum == 0, 1.0)
+        if "division by reciprocals" in self.steps:
+            return o * self._at("division by reciprocals", 1 / row_sum), lse
         if "division stored" not in self.steps:
             return o / row_sum, lse
         divided = self._at("division stored", o) * self._at("division stored", 1 / row_sum)
@@ -191,7 +209,8 @@ class Simulation:
                         total[at] = self._at(f"{name} stored", kept + product)
         factors = {"unscaled": 1.0, "scaled twice": self.inputs.scale**2}
         dq, dk = (x * factors.get(self.fault.removeprefix(name), self.inputs.scale) for name, x in (("dq ", dq), ("dk ", dk)))
-        gradients = {"dq": dq, "dk": self._of_groups(dk), "dv": self._of_groups(dv)}
+        dk, dv = (self._of_groups(x) for x in ((dv, dk) if self._is("dk and dv exchanged") else (dk, dv)))
+        gradients = {"dq": dq, "dk": dk, "dv": dv}
         return {name: rounded(gradient, self.policy.output) for name, gradient in gradients.items()}
 
     def _of_groups(self, gradient: Tensor) -> Tensor:
@@ -212,6 +231,7 @@ PLAIN = OnlineSoftmax(exp=Exponential.EXP2)
 LAZY = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)
 DECLARED = Candidate("declared", "the declared policy", permitted=True)
 LAZILY = Candidate("rescale_threshold=8", "rescaling only when a maximum rises by more than 8", recurrence=LAZY, permitted=True)
+DIVIDED = Candidate("probabilities divided", "P divided by l before it is rounded", fault="P divided", permitted=True)
 _FORWARD_STEPS = {
     "scores": "scores in {}",
     "exponential": "exponentials in {}",
@@ -221,13 +241,25 @@ _FORWARD_STEPS = {
     "values": "the product P V in {}",
     "accumulator": "the accumulator in {}",
     "scores stored": "scores stored in {}",
+    "scores scaled": "scores, scaled, stored in {}",
+    "scores in base 2": "scores in base 2 stored in {}",
+    "exponential of arguments": "S - m in {}",
+    "exponential of base-2 arguments": "S - m in base 2 in {}",
     "maximum stored": "the running maximum in {}",
     "exponential stored": "exponentials stored in {}",
     "rescale stored": "alpha stored in {}",
+    "rescale of O": "alpha of the accumulator stored in {}",
+    "row_sum of tiles": "the row sum of each tile in {}",
     "row_sum stored": "the row sum stored in {} after each tile",
     "accumulator stored": "the accumulator stored in {} after each tile",
     "accumulator rescaled": "the accumulator rescaled in {}",
+    "accumulator divided": "the accumulator, divided in every tile, stored in {}",
     "division stored": "the division by l in {}",
+    "division by reciprocals": "1 / l in {}",
+    "splits O": "the outputs of splits of the keys in {}",
+    "splits LSE": "the LSE of splits of the keys in {}",
+    "lse stored": "an LSE in {}",
+    "output through": "an output through {}",
 }
 _MASK_FAULTS = {
     "limit=+1": "a causal limit of one key too many",
@@ -243,6 +275,8 @@ _MASK_FAULTS = {
     "last tile dropped": "a ragged last tile left out",
 }
 _FORWARD_FAULTS = _MASK_FAULTS | {
+    "lse base 2": "an LSE in base 2",
+    "lse scaled": "an LSE times log 2",
     "last head zero": "a last head that is not computed",
     "padding counted": "padding of the last tile counted in the row sum",
     "v shifted": "v of one tile read a key too early",
@@ -282,6 +316,7 @@ _BACKWARD_FAULTS = _MASK_FAULTS | {
     "dk unscaled": "dk without the scale",
     "dq scaled twice": "dq with the scale twice",
     "dk scaled twice": "dk with the scale twice",
+    "dk and dv exchanged": "dk and dv exchanged",
     "heads not summed": "dk and dv of one head of each group alone",
 }
 
@@ -293,16 +328,19 @@ def in_narrower_formats(declared: Any, titles: Mapping[str, str]) -> Iterator[Ca
         own = getattr(declared, step, None) or Cast(FP32)
         cast = own.accumulate if isinstance(own, Dot) else own
         for fmt in dict.fromkeys((FP16, BF16, declared.output.to) if how else (FP16, BF16)):
-            if fmt.bits <= 16 and (how or (fmt.precision < cast.to.precision and fmt.bits <= cast.to.bits)):
+            is_narrower = fmt.precision < cast.to.precision and fmt.bits <= cast.to.bits
+            if fmt.bits <= 16 and fmt != cast.to and (how or is_narrower):
                 yield Candidate(f"{step}={fmt} {how}".strip(), title.format(name_of(fmt)), {key: fmt})
 
 
 def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     yield from in_narrower_formats(declared, _FORWARD_STEPS)
-    own, out = declared.probabilities.to, declared.output  # type: ignore[union-attr]
+    own = declared.probabilities.to  # type: ignore[union-attr]
     for fmt in (FP16, FP32):  # P in a wider format errs no more
         if own.bits == 16 and fmt.precision > own.precision:
             yield Candidate(f"probabilities={fmt}", f"P in {name_of(fmt)}", {"probabilities": fmt}, permitted=True)
+    yield DIVIDED
+    yield from _truncated(declared, {"probabilities": "P", "output": "an output"})
     for fmt in (E4M3FN, E5M2):
         steps = {"probabilities": _saturating(fmt)}
         yield Candidate(f"probabilities={fmt}", f"P in {name_of(fmt)}", steps)
@@ -310,8 +348,7 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
             title = f"P times {factor:g} in {name_of(fmt)}"
             yield Candidate(f"probabilities={fmt}*{factor:g}", title, steps, replace(PLAIN, p_scale=factor))
     for degree in (2, 3, 4):
-        exp = OnlineSoftmax(exp=Exponential.polynomial(EXP2_MINIMAX[degree]))
-        yield Candidate(f"exp=poly{degree}", f"an exponential by a polynomial of degree {degree}", recurrence=exp)
+        yield from by_polynomial(f"poly{degree}", EXP2_MINIMAX[degree])
     over = replace(PLAIN, sum_over=SumOver.PROBABILITIES)
     yield Candidate("sum_over=probabilities", "a row sum over the rounded P", recurrence=over)
     for base in (Exponential.EXP2, Exponential.EXP):
@@ -319,13 +356,6 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield Candidate(f"scale_on=queries {base}", "a scale multiplied into q, which is then rounded", recurrence=on_q)
     stale = replace(PLAIN, rescale_threshold=_NEVER_RISES)
     yield Candidate("maximum stale", "a maximum that stays that of the first tile", recurrence=stale)
-    for fmt in (BF16, FP16, E4M3FN):
-        if fmt != out.to and (fmt.precision < out.to.precision or fmt.exponent_bits < out.to.exponent_bits):
-            yield Candidate(f"output={fmt}", f"an output through {name_of(fmt)}", {"output": FP32}, after=_through(fmt, out))
-    for fmt in (BF16, FP16):
-        yield Candidate(f"lse={fmt}", f"an LSE in {name_of(fmt)}", after=_of_lse(partial(rounded, cast=Cast(fmt))))
-    yield Candidate("lse base 2", "an LSE in base 2", after=_of_lse(lambda lse: lse / math.log(2)))
-    yield Candidate("lse scaled", "an LSE times log 2", after=_of_lse(lambda lse: lse * math.log(2)))
 
 
 def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
@@ -342,31 +372,38 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
                 is_permitted = fmt.precision > own.precision
                 cast = _saturating(fmt) if fmt.bits == 8 else fmt
                 yield Candidate(f"{step}={fmt}", f"{title} in {name_of(fmt)}", {step: cast}, permitted=is_permitted)
+    yield from _truncated(declared, {"probabilities": "P", "ds": "dS", "output": "gradients"})
     for degree in (2, 3, 4):
         recompute = Recompute(exponential=Exponential.polynomial(EXP2_MINIMAX[degree]))
         yield Candidate(f"exp=poly{degree}", f"an exponential by a polynomial of degree {degree}", recurrence=recompute)
     of_p = replace(_RECOMPUTE, delta=DeltaForm.PROBABILITIES)
     yield Candidate("delta=probabilities", "delta as the row sum of dP times P", recurrence=of_p, permitted=True)
-    yield Candidate("exchanged", "dk and dv exchanged", after=lambda x: x | {"dk": x["dv"], "dv": x["dk"]})
 
 
 def _saturating(fmt: Format) -> Cast:
     return Cast(fmt, overflow=Overflow.SATURATE)
 
 
-def _through(fmt: Format, out: Cast) -> Callable[[Outputs], Outputs]:
-    return lambda outputs: outputs | {"out": rounded(rounded(outputs["out"], Cast(fmt)), out)}
+def by_polynomial(name: str, coefficients: tuple[float, ...]) -> Iterator[Candidate]:
+    """Exponentials by a polynomial, of P alone or of alpha too."""
+    exp = OnlineSoftmax(exp=Exponential.polynomial(coefficients))
+    title = f"an exponential by a polynomial of degree {len(coefficients) - 1}"
+    yield Candidate(f"exp={name}", title, recurrence=exp)
+    yield Candidate(f"exp={name} of alpha too", f"{title}, of alpha too", recurrence=exp, fault="alpha approximated")
 
 
-def _of_lse(change: Callable[[Tensor], Tensor]) -> Callable[[Outputs], Outputs]:
-    return lambda outputs: outputs | {"lse": change(outputs["lse"])}
+def _truncated(declared: Any, titles: Mapping[str, str]) -> Iterator[Candidate]:
+    """What is stored, rounded toward zero."""
+    for step, title in titles.items():
+        cast = Cast(getattr(declared, step).to, Rounding.TOWARD_ZERO)
+        yield Candidate(f"{step}={cast.to} truncated", f"{title} truncated to {name_of(cast.to)}", {step: cast})
 
 
 def _forward_faults(inputs: Inputs, tiling: Tiling) -> Iterator[str]:
     """The faults that change the result of these inputs in these tiles; behind # stands the tile in which a fault is."""
     keys, bc = inputs.sizes[1], tiling.bc
     yield from _mask_faults(inputs, tiling)
-    yield from ("last head zero", *(("padding counted",) if keys % bc else ()))
+    yield from ("lse base 2", "lse scaled", "last head zero", *(("padding counted",) if keys % bc else ()))
     for place in range(1, min(_LATE, math.ceil(keys / bc))):
         yield from (f"{fault}#{place}" for fault in ("v shifted", "rescale missed", "rescale of l missed"))
     if tiling.order is Order.FORWARD and tiling.splits == 1:
@@ -375,7 +412,7 @@ def _forward_faults(inputs: Inputs, tiling: Tiling) -> Iterator[str]:
 
 def _backward_faults(inputs: Inputs, tiling: Tiling) -> Iterator[str]:
     yield from _mask_faults(inputs, tiling)
-    yield from ("delta omitted", "delta added", "lse in base 2")
+    yield from ("delta omitted", "delta added", "lse in base 2", "dk and dv exchanged")
     yield from (f"{name} {fault}" for name in ("dq", "dk") for fault in ("unscaled", "scaled twice"))
     if inputs.group > 1:
         yield "heads not summed"
@@ -433,7 +470,7 @@ def name_of(fmt: Format) -> str:
 
 
 Layouts = dict[str, tuple[Tiling, Candidate]]
-TILES = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+TILES = tuple(range(16, 257, 16))
 """Sizes Bc by which the tiles of a kernel are looked for."""
 _ORDERS = (Order.FORWARD, Order.REVERSE)
 
@@ -450,9 +487,8 @@ def layout(tiling: Tiling, *, lazily: bool = False) -> str:
 
 
 _USUAL = (32, 64, 128)
-_SPLIT: Layouts = {
-    layout(tiling): (tiling, DECLARED) for bc in _USUAL for splits in _SPLITS for tiling in (Tiling(bc=bc, splits=splits),)
-}
+_SPLIT_TILINGS = [Tiling(bc=bc, splits=splits) for bc in TILES[1:8] for splits in (2, 3, 4, 5, 6, 8)]
+_SPLIT: Layouts = {layout(tiling): (tiling, DECLARED) for tiling in _SPLIT_TILINGS}
 
 
 @dataclass(frozen=True)
@@ -487,11 +523,9 @@ class Pass:
         if candidate.fault.startswith("splits"):
             tiling = replace(tiling, splits=int(candidate.fault.partition("#")[2]))
         if candidate.is_simulated:
-            outputs = self.simulated(Simulation(inputs, policy, tiling, candidate.steps, candidate.fault))
+            outputs = self.simulated(Simulation(inputs, policy, tiling, candidate.steps, candidate.fault, candidate.recurrence))
         else:
             outputs = self.tiled(inputs, policy.with_step(**candidate.steps), tiling, candidate.recurrence)
-        if candidate.after is not None:
-            outputs = candidate.after(outputs)
         return {name: outputs[name].float() for name in self.outputs}
 
 
@@ -506,7 +540,10 @@ FORWARD = Pass(
     catalogue=_forward_catalogue,
     faults=_forward_faults,
     titles=_FORWARD_FAULTS,
-    usual=_layouts(_USUAL) | _layouts(_USUAL, lazily=True) | {name: _SPLIT[name] for name in ("tiles of 64 keys, 4 splits",)},
+    usual=_layouts(_USUAL)
+    | _layouts(_USUAL, lazily=True)
+    | {name: _SPLIT[name] for name in ("tiles of 64 keys, 4 splits",)}
+    | {"whole rows": (Tiling(), DIVIDED)},
     layouts=_layouts(TILES) | _layouts(TILES, lazily=True) | _SPLIT,
     searched=_layouts((32, 64, 96, 128)),
 )
@@ -522,6 +559,6 @@ BACKWARD = Pass(
     faults=_backward_faults,
     titles=_BACKWARD_FAULTS,
     usual=_layouts(_USUAL),
-    layouts=_layouts((16, 32, 64, 96, 128, 256, 512)),
-    searched=_layouts((32, 64, 128, 512)),
+    layouts=_layouts((*TILES, 512)),
+    searched=_layouts((64, 256)),
 )

@@ -29,6 +29,7 @@ from numdev.results.environment import environment, resolve_device
 SCHEMA = 1
 EXIT_CODES = {Verdict.PASS: 0, Verdict.LIMITED: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 4}
 _PREEMPTS = ("untouched", "same bits")  # probes without which the error of a kernel is no property of its steps
+_RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
 _COLUMNS = ("case", "RMSE", "largest", "beside", "u", "zeros", "", "makes large")
 _WIDTHS = ("<13", ">17", ">8", ">17", ">7", ">8", ">4", "<")
@@ -116,7 +117,8 @@ class Certificate:
             return Verdict.FAIL
         if Verdict.INCONCLUSIVE in judged or not any(case.zeros >= DECIDES for case in self.cases):
             return Verdict.INCONCLUSIVE
-        skipped = any(case.skipped for case in self.cases) or any(probe.outcome == "skipped" for probe in self.probes)
+        limits = [probe for probe in self.probes if probe.outcome == "skipped" or (probe.outcome, probe.name) == _RANDOM]
+        skipped = limits or any(case.skipped for case in self.cases)
         return Verdict.LIMITED if skipped or not self.has_lse else Verdict.PASS
 
     @property
@@ -133,11 +135,12 @@ class Certificate:
     def sentence(self) -> str:
         """The step that errs, or the probe that fails; of a kernel that passes how it computes."""
         failing = [probe for probe in self.probes if probe.fails]
-        if failing and (self.culprit is None or self.culprit.is_permitted):
+        errs = any(case.verdict is Verdict.FAIL for case in self.cases)
+        if failing and (self.culprit is None or self.culprit.is_permitted or not (errs or self.culprit.is_explained)):
             return f"{failing[0].states} It does not hold: {failing[0].reason}."
         if self.culprit is None:
             return "Nothing was compared."
-        tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained else ""
+        tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
         return f"It {self.culprit.sentence(fails=self.verdict is Verdict.FAIL)}{tiles}."
 
     def repeats(self) -> Iterator[tuple[str, str]]:
@@ -291,7 +294,7 @@ def _judged(
         seeds=len(ratios[primary]),
         permitted=float(known.permitted[primary][0, 0]),
         zeros=known.zeros,
-        largest_u=largest / max(fmt.u * float(exact.abs().max()), 1e-300),
+        largest_u=largest / (fmt.u * float(exact.abs().max())) if bool(exact.any()) else math.nan,
         judged=tuple(judged),
     )
     return report, known, outputs

@@ -11,34 +11,38 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import permutations
+from functools import cached_property, partial
+from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from numdev.attention.mask import Mask
-from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiling import Tiling
-from numdev.certification.accuracy import ABSURD, Known, Page
-from numdev.certification.candidates import Candidate, Layouts, Outputs, Pass, Simulation
+from numdev.certification.accuracy import ABSURD, Known, Page, some_rows
+from numdev.certification.candidates import DECLARED, DIVIDED, Candidate, Layouts, Outputs, Pass, Simulation, by_polynomial
 from numdev.certification.kernel import Kernel
 
 EXPLAINED = -2.5  # log r of an output below which its error is explained: 99 % of it
 _SMALL = 0.35  # times the permitted error: what is left of that of a kernel whose exponential is not that of the emulation
 _EXPLAINED_LSE = 2.0  # times the permitted error of an LSE, which what is left of it may be
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
-_SHOWS_TILES = -0.05  # log r of the declared policy in its best tiles, from which on these may be the kernel's
+_SHOWS_TILES = (
+    -0.02
+)  # log r of the declared policy in its best tiles, but for factors of rows, from which on these may be the kernel's
+_READ = 4  # cases by which tiles are read
+# Of a kernel that fails: the share of its error that explains it, the least if no more is left than what is permitted times this.
+_MOST_SHARE, _SHARE, _REST = 0.85, 0.6, 1.6
 _LEAST = 0.02  # of r, below which differences of exponentials decide
 _MOST_WEIGHT = 1e4
-_TRIED_FIRST, _TILINGS = (
-    2,
-    2,
-)  # cases by which tiles are chosen where the declared policy does not show them, and how many of these
+_SEARCHED = 2  # cases by which tiles are looked for that the declared policy does not show
+_REFINED = 4  # candidates that are tried in all tiles
+_TILINGS = 2  # best tiles in which every candidate is compared on all cases
 _PAIRED = 6  # candidates of which two together are tried
 _STEP_OF_SCALE, _LEAST_SCALE = 1e-3, 1e-4
+_ERRS = 1.1  # times the permitted error: a kernel that errs more does not compute as permitted
 _EXACT = 1e-5  # relative: errors of an exponential in FP32, as an LSE shows them
-_SHOWN = 5
+_SHOWN, _NAMED = 5, 3
 _WHOLE = 1 << 20  # tokens of a tile that holds every one
 SCALED = Candidate("scale", "a wrong scale of the scores")
 Results = Sequence[tuple[Known, Outputs]]
@@ -66,14 +70,13 @@ class Rank:
 
 @dataclass(frozen=True)
 class Culprit:
-    """The candidates that are nearest to the error of a kernel, of different steps, best first."""
+    """The candidates that are nearest to the error of a kernel, of different steps, best first.
+
+    `tiles` are size, order and splits that the error shows, or empty.
+    """
 
     ranks: tuple[Rank, ...]
-
-    @property
-    def tiles(self) -> str:
-        """Size, order and splits that the error shows."""
-        return self.ranks[0].tiles if self.ranks else ""
+    tiles: str = ""
 
     @property
     def is_explained(self) -> bool:
@@ -97,7 +100,9 @@ class Culprit:
         """
         if not self.ranks:
             return "returns nothing finite to compare"
-        named = " or ".join(rank.title for rank in self.named)
+        titles = [rank.title for rank in self.named]
+        more = [f"{len(titles) - _NAMED} more"] if len(titles) > _NAMED else []
+        named = " or ".join([*titles[:_NAMED], *more])
         others = [rank for rank in self.ranks if rank not in self.named]
         beside = f"; next: {others[0].title}, {100 * others[0].explained:.0f} %" if others else ""
         share = f"explains {100 * self.ranks[0].explained:.0f} % of the error{beside}"
@@ -119,12 +124,16 @@ class Compared:
         return self.known.rows(self.outputs)
 
     @cached_property
+    def golden(self) -> Outputs:
+        return some_rows(self.known.golden)
+
+    @cached_property
     def sizes(self) -> dict[str, tuple[float, float, float]]:
         """Of each output the RMS of its error, the permitted one, and what is added to both and to what is left."""
-        sizes = {}
+        sizes, exact = {}, self.known.rows(self.golden)
         for name, x in self.own.items():
             floor = float(self.known.floors[name][:, 0].mean())
-            sizes[name] = _rms(x - self.known.exact[name]) + floor, _rms(self.known.permitted[name][:, 0]) + floor, floor
+            sizes[name] = _rms(x - exact[name]) + floor, _rms(self.known.permitted[name][:, 0]) + floor, floor
         return sizes
 
     @property
@@ -135,6 +144,21 @@ class Compared:
         """
         excess = {name: (error / most) ** 2 if most else ABSURD for name, (error, most, _) in self.sizes.items()}
         return {name: min(each - (name == "lse" and min(each, 1.0)), _MOST_WEIGHT) for name, each in excess.items()}
+
+    def errs(self, name: str) -> bool:
+        """Whether an output errs more than permitted."""
+        error, most, _ = self.sizes[name]
+        return error > (_EXPLAINED_LSE if name == "lse" else _ERRS) * most
+
+    def pattern(self, predicted: Outputs) -> float:
+        """`log r` of the primary output but for a factor of each row, which many faults have: it shows the tiles."""
+        name = self.known.predictions.of_pass.outputs[0]
+        own, golden, x = (each[name].double() for each in (self.outputs, self.golden, predicted))
+
+        def rest(of: Tensor) -> float:
+            return _rms(own - of * (own * of).sum(-1, keepdim=True) / of.pow(2).sum(-1, keepdim=True).clamp(min=1e-300))
+
+        return math.log(max(rest(x) / max(rest(golden), 1e-300), _LEAST))
 
     def left(self, predicted: Outputs) -> Left:
         left, rows = {}, self.known.rows(predicted)
@@ -150,6 +174,8 @@ class Comparison:
     def __init__(self, cases: Sequence[Compared]) -> None:
         self.cases = cases
         self.of_pass: Pass = cases[0].known.predictions.of_pass
+        self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
+        self.errs = [name for name in self.outputs if any(case.errs(name) for case in cases)]
         self._left = dict[str, dict[str, list[Left]]]()  # by candidate and tiles, for each case
         self._candidates: dict[str, Candidate] = {}
 
@@ -169,7 +195,7 @@ class Comparison:
     def catalogue(self, tiles: str, more: Sequence[Candidate]) -> Comparison:
         """With every candidate in some tiles; a case on which a fault changes nothing counts as declared."""
         tiling, layouts = self.of_pass.layouts[tiles][0], {tiles: self.of_pass.layouts[tiles]}
-        base = [case.known.declared(self.of_pass.layouts)[tiles] for case in self.cases]
+        base = [case.known.declared(layouts)[tiles] for case in self.cases]
         pages = [case.known.catalogue(tiling) | _scaled(case, own) for case, own in zip(self.cases, base, strict=True)]
         by_name = {each.name: each for each in (*self.cases[0].known.predictions.candidates, SCALED)}
         for label in dict.fromkeys(label for page in pages for label in page):
@@ -178,53 +204,106 @@ class Comparison:
             predicted = [page.get(label, own) for page, own in zip(pages, base, strict=True)]
             self.put(candidate, f"{tiles}#{place}", predicted)
         for candidate in more:
-            self.put(candidate, tiles, [case.known.predict(candidate, tiling) for case in self.cases])
+            self.tried(candidate, tiles)
         return self.declared(layouts)
 
-    def pairs(self, ranks: Sequence[Rank]) -> Comparison:
-        """With two candidates at once, of those that are nearest, and of those that concern an LSE alone."""
-        first = [rank.name for rank in ranks if not rank.permitted][:_PAIRED]
-        pool = [self._candidates[name] for name in dict.fromkeys([*first, *(n for n in self._candidates if n.startswith("lse"))])]
-        tiles = ranks[0].tiles
-        for one, other in permutations(pool, 2):
-            both = one & other
-            if both is not None and one.name in first and f"{other.name} and {one.name}" not in self._candidates:
-                tiling = self.of_pass.layouts[tiles][0]
-                self.put(both, tiles, [case.known.predict(both, tiling) for case in self.cases])
-        return self
+    def pairs(self, ranks: Sequence[Rank]) -> None:
+        """With two candidates at once: of those that are nearest, those of an LSE alone, and P divided before it is rounded.
+
+        All are tried on a few cases, the best on all.
+        """
+        first = [rank.name for rank in of_steps([rank for rank in ranks if not rank.permitted])[:_PAIRED]]
+        designs = [name for name in self._candidates if name.startswith("lse") or name == DIVIDED.name]
+        both = [self._candidates[one] & self._candidates[other] for one, other in combinations(dict.fromkeys(first + designs), 2)]
+        few = Comparison(telling(self.cases))
+        for tiles in dict.fromkeys(tiles.partition("#")[0] for tiles in self.tiles_of(ranks[0].name)):
+            for pair in filter(None, both):
+                few.tried(pair, tiles)
+        for rank in few.ranks()[:_TILINGS]:
+            for tiles in dict.fromkeys(few.tiles_of(rank.name)):
+                self.tried(few._candidates[rank.name], tiles)
+
+    def tried(self, candidate: Candidate, tiles: str) -> None:
+        """With a candidate in some tiles."""
+        tiling = self.of_pass.layouts[tiles][0]
+        self.put(candidate, tiles, [case.known.predict(candidate, tiling) for case in self.cases])
 
     def ranks(self) -> list[Rank]:
         """Every candidate in its best tiles, best first."""
         return sorted(map(self._rank, self._left), key=lambda rank: rank.score)
 
-    def _rank(self, name: str) -> Rank:
+    def tiles_of(self, name: str) -> list[str]:
+        """The tiles in which a candidate is nearest, for each group of outputs that have tiles of their own."""
         variants = self._left[name]
-        cases, best = [dict[str, tuple[float, float]]() for _ in self.cases], list[str]()
-        for group in self.of_pass.groups:  # outputs that have tiles of their own
 
-            def score(tiles: str, group: Sequence[str] = group) -> float:
-                return sum(math.log(max(left[each][0], _LEAST)) for left in variants[tiles] for each in group if each in left)
+        def score(tiles: str, group: Sequence[str]) -> float:
+            return sum(math.log(max(left[each][0], _LEAST)) for left in variants[tiles] for each in group if each in left)
 
-            best.append(min(variants, key=score))
-            for own, left in zip(cases, variants[best[-1]], strict=True):
+        return [min(variants, key=partial(score, group=group)) for group in self.of_pass.groups]
+
+    def everywhere(self, name: str) -> None:
+        """With a candidate in all tiles."""
+        for tiles, (_, declared) in self.of_pass.layouts.items():
+            if declared is DECLARED:
+                self.tried(self._candidates[name], tiles)
+
+    def _share(self, cases: Sequence[Left], outputs: Sequence[str]) -> float:
+        """Of the error of some outputs what is explained, where so much is left of each case."""
+        weights = [(case.weights[each], left[each][0]) for case, left in zip(self.cases, cases, strict=True) for each in outputs]
+        return max(0.0, 1 - sum(weight * r * r for weight, r in weights) / max(sum(weight for weight, _ in weights), 1e-300))
+
+    def _rank(self, name: str) -> Rank:
+        best, cases = self.tiles_of(name), [dict[str, tuple[float, float]]() for _ in self.cases]
+        for tiles, group in zip(best, self.of_pass.groups, strict=True):
+            for own, left in zip(cases, self._left[name][tiles], strict=True):
                 own |= {each: left[each] for each in group if each in left}
         total = sum(math.log(max(r, _LEAST)) for own in cases for r, _ in own.values()) / len(cases)
-        weights = [case.weights for case in self.cases]
-        unexplained = sum(
-            weight[each] * r * r for own, weight in zip(cases, weights, strict=True) for each, (r, _) in own.items()
-        )
-        share = max(0.0, 1 - unexplained / max(sum(sum(weight.values()) for weight in weights), 1e-300))
-        of_lse = [math.log(max(beside, _LEAST)) for own in cases for each, (_, beside) in own.items() if each == "lse"]
-        of_rest = [
-            min(math.log(max(r, _LEAST)), EXPLAINED + math.log(max(beside, 1e-9) / _SMALL))
-            for own in cases
-            for each, (r, beside) in own.items()
-            if each != "lse"
-        ]
-        is_explained = sum(of_rest) < EXPLAINED * len(of_rest) and sum(of_lse) <= len(of_lse) * math.log(_EXPLAINED_LSE)
+        shares = {each: self._share(cases, [each]) for each in self.outputs}
+        share = self._share(cases, self.outputs)
         candidate = self._candidates[name]
+        lefts = [(each, r, beside) for own in cases for each, (r, beside) in own.items()]
+        if self.errs:
+            limits = {each: _EXPLAINED_LSE if each == "lse" else _REST for each, *_ in lefts}
+            within = all(beside <= limits[each] or math.log(max(r, _LEAST)) < EXPLAINED for each, r, beside in lefts)
+            least = min(shares[each] for each in self.errs)  # two faults must not hide each other
+            is_explained = least > (_SHARE if within else _MOST_SHARE) and not candidate.permitted
+        else:
+            of_lse = [math.log(max(beside, _LEAST)) for each, _, beside in lefts if each == "lse"]
+            of_rest = [
+                min(math.log(max(r, _LEAST)), EXPLAINED + math.log(max(beside, 1e-9) / _SMALL))
+                for each, r, beside in lefts
+                if each != "lse"
+            ]
+            is_explained = sum(of_rest) < EXPLAINED * len(of_rest) and sum(of_lse) <= len(of_lse) * math.log(_EXPLAINED_LSE)
         tiles = best[0].partition("#")[0]
         return Rank(name, candidate.title, total, share, is_explained, tiles, candidate.permitted)
+
+
+def read_tiles(cases: Sequence[Compared]) -> tuple[list[str], bool]:
+    """The tiles in which the declared policy is nearest to a kernel, best first, and whether tiles can be told apart at all."""
+    read = [case for case in cases if case.known.inputs.mask.is_none][:_READ] or cases
+    pages = [case.known.declared(case.known.predictions.of_pass.layouts) for case in read]
+    scores = {name: sum(case.pattern(page[name]) for case, page in zip(read, pages, strict=True)) for name in pages[0]}
+    best = sorted(scores, key=lambda name: scores[name])
+    near = [name for name in best if scores[name] <= scores[best[0]] + _NEAR * len(read)]
+    shown = [name for name in best[:_TILINGS] if scores[name] < _SHOWS_TILES * len(read)] or best[:1]
+    return shown, 2 * len(near) < len(best)
+
+
+def telling(cases: Sequence[Compared]) -> list[Compared]:
+    """The cases on which a kernel errs most beyond what is permitted."""
+    return sorted(cases, key=lambda case: -max(case.weights.values()))[:_SEARCHED]
+
+
+def search_tiles(cases: Sequence[Compared], more: Sequence[Candidate]) -> list[str]:
+    """The tiles in which candidates are nearest on a few cases: all candidates in some tiles, then the nearest in all tiles."""
+    coarse = Comparison(telling(cases))
+    for tiles in coarse.of_pass.searched:
+        coarse.catalogue(tiles, more)
+    for rank in of_steps([rank for rank in coarse.ranks() if not rank.permitted])[:_REFINED]:
+        coarse.everywhere(rank.name)
+    best = [tiles.partition("#")[0] for rank in coarse.ranks()[:_TILINGS] for tiles in coarse.tiles_of(rank.name)]
+    return list(dict.fromkeys(best))
 
 
 def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True) -> Culprit:
@@ -238,36 +317,40 @@ def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True
     if not cases:
         return Culprit(())
     has_lse, whole = all("lse" in case.outputs for case in cases), Comparison(cases)
-    layouts, searched = whole.of_pass.layouts, list(whole.of_pass.searched)
+    shown, shows_tiles = read_tiles(cases)
+    whole.declared({tiles: whole.of_pass.layouts[tiles] for tiles in shown})
 
     def ranks() -> list[Rank]:
-        return [rank for rank in whole.ranks() if has_lse or not rank.name.startswith("lse")]
+        """Of a kernel that errs more than permitted those alone that the policy does not permit, if there are any.
+
+        Two candidates at once count only where they explain it.
+        """
+        ranks = [rank for rank in whole.ranks() if has_lse or not rank.name.startswith("lse")]
+        ranks = [rank for rank in ranks if rank.is_explained or " and " not in rank.name]
+        return ([rank for rank in ranks if not rank.permitted] if whole.errs else []) or ranks
 
     def is_settled() -> bool:
         best = ranks()[0]
         return best.is_explained and best.score < EXPLAINED
 
-    best = whole.declared(layouts).ranks()[0]
-    if fails or not best.is_explained:
-        shown = best.tiles.removesuffix(", lazy rescales") if best.score < _SHOWS_TILES else ""
-        if shown:
-            whole.catalogue(shown, more)
-        telling = sorted(cases, key=lambda case: -max(case.weights.values()))[:_TRIED_FIRST]
-        tried = dict[str, float]()
-        for tiles in searched:
-            if tiles != shown and not is_settled():
-                tried[tiles] = Comparison(telling).catalogue(tiles, more).ranks()[0].score
-                if tried[tiles] < EXPLAINED:
-                    whole.catalogue(tiles, more)
-        for tiles in sorted(tried, key=lambda tiles: tried[tiles])[:_TILINGS]:
-            if not is_settled():
+    if fails or not ranks()[0].is_explained:
+        for place, tiles in enumerate(dict.fromkeys(tiles.removesuffix(", lazy rescales") for tiles in shown)):
+            if place == 0 or not is_settled():
+                whole.catalogue(tiles, more)
+        if not (ranks()[0].is_explained if whole.errs else is_settled()):
+            for tiles in search_tiles(cases, more):
                 whole.catalogue(tiles, more)
         if not ranks()[0].is_explained:
             whole.pairs(ranks())
-    by_step = dict[str, Rank]()
-    for rank in ranks():
-        by_step.setdefault(rank.step, rank)
-    return Culprit(tuple(by_step.values())[:_SHOWN])
+    return Culprit(tuple(of_steps(ranks())[:_SHOWN]), ranks()[0].tiles if shows_tiles else "")
+
+
+def of_steps(ranks: Sequence[Rank]) -> list[Rank]:
+    """The best candidate of each step, best first."""
+    best = dict[str, Rank]()
+    for rank in ranks:
+        best.setdefault(rank.step, rank)
+    return list(best.values())
 
 
 def _rms(x: Tensor) -> float:
@@ -281,7 +364,7 @@ def _scaled(case: Compared, base: Outputs) -> Page:
     def off(epsilon: float) -> Outputs:
         inputs = replace(known.inputs, scale=known.inputs.scale * (1 + epsilon))
         scaled = of_pass.simulated(Simulation(inputs, of_pass.policy("golden"), Tiling(br=_WHOLE, bc=_WHOLE)))
-        return {name: (scaled[name] - known.golden[name]).nan_to_num(0.0, 0.0, 0.0) for name in scaled}
+        return {name: (x - case.golden[name]).nan_to_num(0.0, 0.0, 0.0) for name, x in some_rows(scaled).items()}
 
     first = of_pass.outputs[0]
     slope, excess, epsilon = off(_STEP_OF_SCALE)[first] / _STEP_OF_SCALE, case.outputs[first].double() - base[first], 0.0
@@ -311,6 +394,5 @@ def exponential(kernel: Kernel, head_dim: int) -> Iterator[Candidate]:
         basis = torch.stack([fraction**i for i in range(degree + 1)], -1)
         coefficients = torch.linalg.lstsq(basis, value).solution
         if bool(((basis @ coefficients - value).abs() < _EXACT).all()):
-            softmax = OnlineSoftmax(exp=Exponential.polynomial(tuple(coefficients.flatten().tolist())))
-            yield Candidate("exp=read out", f"an exponential by a polynomial of degree {degree}", recurrence=softmax)
+            yield from by_polynomial("read out", tuple(coefficients.flatten().tolist()))
             return

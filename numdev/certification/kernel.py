@@ -132,7 +132,17 @@ def _call(kernel: object, field: str, fmt: Format) -> Callable[[Tensors, Mask, f
     if not callable(kernel):
         raise BadInput(field, str(kernel), "give a function, an implementation of attention, or its name")
     function = kernel
-    return lambda x, mask, scale: function(*x.values(), mask=mask, scale=scale)
+
+    def call(x: Tensors, mask: Mask, scale: float) -> Any:
+        try:
+            return function(*x.values(), mask=mask, scale=scale)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it was raised within the function
+                raise
+            hint = f"it is called as function({', '.join(x)}, mask=mask, scale=scale), and does not take that ({error})"
+            raise BadInput(field, _name(function), hint) from error
+
+    return call
 
 
 def _by_autograd(forward: Kernel) -> Callable[[Tensors, Mask, float], Any]:
@@ -155,7 +165,10 @@ def _implementation(name: str, fmt: Format, field: str) -> Any:
         kind = f"{kind.removeprefix('Saving')}Backward"
     if not hasattr(module, kind):
         raise BadInput(field, name, "it has no gradients; give a function, or autograd")
-    made = getattr(module, kind)(*(getattr(module, each)(value) for each, value in choice.items()), fmt=fmt)
+    choices = [getattr(module, each)(value) for each, value in choice.items()]
+    if kind == "TritonBackward":  # it is given what saves O and LSE
+        choices = [module.Triton(fmt)]
+    made = getattr(module, kind)(*choices, fmt=fmt)
     if isinstance(made, Packaged) and not made.digest:
         raise BadInput(field, name, made.missing)
     return made

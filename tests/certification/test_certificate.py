@@ -14,6 +14,7 @@ from numdev.attention.mask import Mask
 from numdev.certification.accuracy import Verdict
 from numdev.certification.certificate import Certificate, certify
 from numdev.errors import BadInput, Unsupported
+from numdev.report.document.certificate import write_page
 from tests.certification.planted import RIGHT, STEPS, STRUCTURE, Planted, rounded
 
 # Catalogue and thresholds were developed on this seed too, and on 0 to 2 and 100 to 102: another seed shows what they are worth.
@@ -32,6 +33,7 @@ PROBES = (
     "layouts",
 )
 Certifier = Callable[..., Certificate]
+Gradients = tuple[Tensor, ...]
 
 
 @pytest.fixture(scope="session")
@@ -185,6 +187,53 @@ def test_the_file_has_every_figure_and_what_repeats_it(certified: Certifier) -> 
     assert data["environment"]["torch"]
 
 
+@pytest.mark.parametrize("kind", ["pdf", "html"])
+def test_the_page_has_the_sentence_and_the_command_that_repeats(certified: Certifier, kind: str) -> None:
+    certificate = certified(STEPS["l in BF16"][0], ("normal", "one key"))
+    page = write_page(certificate.summary(), certificate.table(), kind)
+    assert page == write_page(certificate.summary(), certificate.table(), kind)
+    assert page.startswith({"pdf": b"%PDF", "html": b"<!doctype html>"}[kind])
+    if kind == "html":
+        assert all(text in page.decode() for text in (certificate.sentence(), "only=[normal]", "<svg"))
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, do: Tensor, *, mask: Mask, scale: float) -> Gradients:
+    """As the formulae have them, in FP32, P and dS in BF16."""
+    x, y, z, d = (each.float() for each in (q, k, v, do))
+    p = torch.exp(x @ y.mT * scale - lse[..., None])
+    ds = rounded(p * (d @ z.mT - (d * out.float()).sum(-1, keepdim=True)), "bf16")
+    gradients = ds @ y * scale, ds.mT @ x * scale, rounded(p, "bf16").mT @ d
+    return tuple(each.bfloat16() for each in gradients)
+
+
+def test_gradients_are_judged_by_their_own_policy(certified: Certifier) -> None:
+    only = ("normal", "sink", "many queries", "untouched", "permuted keys", "range of values")
+    right = certified(_gradients, only, backward=_gradients)
+    assert right.verdict is Verdict.PASS, right.text()
+    assert right.culprit is not None
+    assert right.culprit.is_permitted
+    assert right.score == pytest.approx(1, abs=0.02)
+    assert "backward=_gradients" in right.kernel
+
+    def unscaled(*x: Tensor, mask: Mask, scale: float) -> Gradients:
+        dq, dk, dv = _gradients(*x, mask=mask, scale=scale)
+        return dq / scale, dk, dv
+
+    certificate = certified(_gradients, only, backward=unscaled)
+    assert certificate.exit_code == 1
+    assert "dq without the scale" in certificate.sentence()
+
+
+def test_autograd_goes_through_the_kernel(certified: Certifier) -> None:
+    def kernel(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> Tensor:
+        return (torch.softmax(q.float() @ k.float().mT * scale, -1) @ v.float()).bfloat16()
+
+    certificate = certified(kernel, ("normal", "sink"), backward="autograd")
+    assert certificate.verdict is Verdict.PASS, certificate.text()
+    with pytest.raises(BadInput, match="records nothing"):
+        certified(lambda q, k, v, mask, scale: q.detach().clone(), ("normal",), backward="autograd")
+
+
 def test_predictions_are_kept_and_are_the_same_from_disk(certified: Certifier, tmp_path: Path) -> None:
     first = certify(RIGHT["64 forward"], device="cpu", seed=SEED, only=["normal"], cache=tmp_path)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
@@ -203,6 +252,11 @@ def test_predictions_are_kept_and_are_the_same_from_disk(certified: Certifier, t
         ("sdpa", {"precision": "nothing"}, "precision"),
         ("sdpa", {"only": ["norml"]}, "only"),
         ("sdpa", {"device": "tpu"}, "device"),
+        ("sdpa", {"backward": "sdpb"}, "backward"),
+        ("sdpa", {"backward": "sageattention"}, "backward"),
+        ("sdpa", {"backward": 3}, "backward"),
+        ("sdpa", {"backward": "vanilla", "only": ["far scores"]}, "only"),
+        (lambda q, k, v: q, {"only": ["one key"]}, "kernel"),
     ],
 )
 def test_bad_input_is_one_sentence(kernel: object, settings: dict[str, object], field: str) -> None:

@@ -14,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from numdev.report.document.pages import TEMPLATES, inline
+from numdev.report.document.export import TEMPLATES
+from numdev.report.document.pages import inline
 from numdev.report.figures.marks import Dot, draw_rows, page, swatch
 from numdev.report.figures.theme import BLUE, MEANINGS, freeze, styled, to_svg
 from numdev.report.statistics import Interval

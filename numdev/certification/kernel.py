@@ -169,6 +169,7 @@ def _implementation(name: str, fmt: Format, field: str) -> Any:
     if kind == "TritonBackward":  # it is given what saves O and LSE
         choices = [module.Triton(fmt)]
     made = getattr(module, kind)(*choices, fmt=fmt)
-    if isinstance(made, Packaged) and not made.digest:
-        raise BadInput(field, name, made.missing)
+    forward = made.forward if field == "backward" else made
+    if isinstance(forward, Packaged) and not forward.digest:
+        raise BadInput(field, name, forward.missing)
     return made

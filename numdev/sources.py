@@ -36,6 +36,7 @@ PACKAGE = Path(__file__).resolve().parent
 KEEPS_OR_SHOWS = (
     "cli/",
     "explorer/",
+    "measurement/studies.py",
     "report/",
     "results/store.py",
     "results/study.py",

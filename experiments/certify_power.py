@@ -4,8 +4,8 @@
 - `planted`: kernels with a fault, over seeds; all must fail, and the step that errs be named, but none where no catalogue has it.
 - `power`: the smallest fault that each probe and the accuracy find, by bisection; the largest of the seeds counts.
 
-Run: `python experiments/certify_power.py power --seeds 3 > power.csv` (a quarter of an hour on two cores; progress on stderr).
-`--only PATTERN` chooses kernels or faults by name, `--device cuda` judges on a GPU, the real kernels of `REAL` too.
+Run: `python experiments/certify_power.py power --seeds 3 > power.csv` (some minutes; progress on stderr).
+`--only PATTERN` chooses by name, `--part 2/8` the third of eight parts; `alarms --device cuda` judges what runs on a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import csv
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,15 +26,20 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the kernels are those of the tests
 
-from numdev.certification.accuracy import Verdict
+from numdev.certification.accuracy import Predictions, Verdict
+from numdev.certification.accuracy import judge as of_figures
+from numdev.certification.cases import CASES
 from numdev.certification.certificate import Certificate, certify
-from tests.certification import backward_kernels, forward_kernels
+from numdev.certification.kernel import kernel_of
+from numdev.certification.probes import PROBES
 from tests.certification.forward_kernels import Flash, Step, bf16, same
-from tests.certification.test_planted import is_named
+from tests.certification.test_planted import is_named, table
+from tests.certification.triton_kernels import TritonBackward, TritonForward
 
 FIRST_SEED = 7001  # on which certify was not developed
 REAL = {"cpu": ("sdpa", "flex"), "cuda": ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flex", "triton")}
 Row = dict[str, object]
+Choice = Callable[[Mapping[str, Any]], list[tuple[str, Any]]]
 
 
 def noise(x: Tensor, size: float, seed: int = 11) -> Tensor:
@@ -195,61 +200,62 @@ FAULTS = (
 )
 
 
-def alarms(judge: Callable[..., Certificate], seeds: range, device: str, pattern: str) -> Iterator[Row]:
+def _subject(name: str, kernel: object) -> dict[str, object]:
+    return {"kernel": "sdpa", "backward": kernel} if name.startswith("gradients") else {"kernel": kernel}
+
+
+def alarms(judge: Callable[..., Certificate], seeds: range, device: str, choose: Choice) -> Iterator[Row]:
     """A row for each right kernel and seed, with the figures and probes that fail."""
-    kernels: dict[str, dict[str, object]] = {
-        **{name: {"kernel": name} for name in REAL[device]},
-        **{name: {"kernel": kernel} for name, kernel in forward_kernels.CORRECT.items()},
-        **{f"backward, {name}": {"kernel": Flash(64), "backward": kernel} for name, kernel in backward_kernels.CORRECT.items()},
-    }
-    for name, arguments in kernels.items():
-        for seed in seeds if re.search(pattern, name) else ():
-            certificate = judge(**arguments, seed=seed)
+    own: dict[str, Any] = (
+        {"Triton": TritonForward(), "gradients: Triton": TritonBackward()} if device == "cuda" else table("CORRECT")
+    )
+    kernels = {name: name for name in REAL[device]} | own
+    for name, kernel in choose(kernels):
+        for seed in seeds:
+            certificate = judge(**_subject(name, kernel[0] if isinstance(kernel, tuple) else kernel), seed=seed)
             failures = "; ".join(what for what, _ in certificate.repeats())
-            yield {
-                "kernel": name,
-                "seed": seed,
-                "verdict": certificate.verdict.value,
-                "score": certificate.score,
-                "failures": failures,
-            }
+            verdict, score = certificate.verdict.value, f"{certificate.score:.4f}"
+            yield {"kernel": name, "seed": seed, "verdict": verdict, "score": score, "failures": failures}
 
 
-def planted(judge: Callable[..., Certificate], seeds: range, device: str, pattern: str) -> Iterator[Row]:
-    """A row for each faulty kernel and seed: the verdict, whether the step is named, and the sentence; with LSE and without."""
-    for module, argument in ((forward_kernels, "kernel"), (backward_kernels, "backward")):
-        tables: dict[str, dict[str, Any]] = {name: getattr(module, name) for name in ("PRECISION", "STRUCTURE", "OUTSIDE")}
-        for table, kernels in tables.items():
-            for name, entry in kernels.items():
-                faulty, step = entry if isinstance(entry, tuple) else (entry, "")
-                without = [faulty] if argument == "backward" else [faulty, lambda *qkv, f=faulty, **more: f(*qkv, **more)[0]]
-                for kernel in without if re.search(pattern, name) else ():
-                    for seed in seeds:
-                        certificate = judge(**({"kernel": Flash(64)} | {argument: kernel}), seed=seed)
-                        yield {
-                            "table": f"{module.__name__.rpartition('.')[2]}.{table}",
-                            "kernel": name,
-                            "lse": kernel is faulty,
-                            "seed": seed,
-                            "verdict": certificate.verdict.value,
-                            "named": is_named(certificate, step),
-                            "sentence": certificate.sentence(),
-                        }
+def planted(judge: Callable[..., Certificate], seeds: range, device: str, choose: Choice) -> Iterator[Row]:
+    """A row for each faulty kernel and seed: verdict, whether the step is named, and the sentence; with an LSE and without."""
+    for kind in ("PRECISION", "STRUCTURE", "OUTSIDE"):
+        for name, (kernel, step) in choose(table(kind)):
+            without = {} if name.startswith("gradients") else {"no": lambda *qkv, f=kernel, **more: f(*qkv, **more)[0]}
+            for lse, subject in {"yes": kernel, **without}.items():
+                for seed in seeds:
+                    certificate = judge(**_subject(name, subject), seed=seed)
+                    verdict, named = certificate.verdict.value, is_named(certificate, step)
+                    about = {"kind": kind.lower(), "kernel": name, "lse": lse, "seed": seed}
+                    yield about | {"verdict": verdict, "named": named, "sentence": certificate.sentence()}
 
 
-def power(judge: Callable[..., Certificate], seeds: range, device: str, pattern: str) -> Iterator[Row]:
-    """A row for each fault: the smallest size that every seed finds, and which cases or probes find it then."""
+def power(judge: Callable[..., Certificate], seeds: range, device: str, choose: Choice) -> Iterator[Row]:
+    """A row for each fault: the smallest size that every seed finds, what finds it then; and where the kernel returns no LSE."""
+    predictions, probes = Predictions("kernel_bf16"), {probe.name for probe in PROBES}
 
-    def finds(only: tuple[str, ...], seed: int, kernel: Step) -> str:
-        certificate = judge(kernel, seed=seed, only=only)
-        cases = [case.name for case in certificate.cases if case.verdict is Verdict.FAIL]
-        return ", ".join(cases + [probe.name for probe in certificate.probes if probe.outcome == "fails"])
+    def fails(kernel: Step, name: str, seed: int, lse: bool) -> bool:
+        """By the case or probe alone, without a culprit."""
+        if name in probes:
+            return any(probe.outcome == "fails" for probe in judge(kernel, seed=seed, only=[name]).probes)
+        known = predictions.of(next(case for case in CASES if case.name == name), range(seed, seed + 3))
+        outputs = kernel_of(kernel, predictions.policy, torch.device(device)).on(known.inputs)
+        figures = of_figures(known.ratios(outputs if lse else {"out": outputs["out"]}), 1.10)
+        return any(figure.verdict is Verdict.FAIL for figure in figures)
 
-    for fault in FAULTS:
-        if re.search(pattern, fault.name):
-            sizes = [fault.smallest(partial(finds, fault.only, seed)) for seed in seeds]
-            worst = min(sizes) if fault.unit == "bits" else max(sizes)
-            yield {"fault": fault.name, "unit": fault.unit, "smallest": f"{worst[0]:.2g}", "found by": worst[1]}
+    def smallest(fault: Fault, lse: bool) -> tuple[str, str]:
+        def finds(seed: int, kernel: Step) -> str:
+            return ", ".join(name for name in fault.only if fails(kernel, name, seed, lse))
+
+        sizes = [fault.smallest(partial(finds, seed)) for seed in seeds]
+        size, by = min(sizes) if fault.unit == "bits" else max(sizes)
+        return f"{size:.2g}", by
+
+    for name, fault in choose({f"{fault.name}, {fault.only[0]}": fault for fault in FAULTS}):
+        (size, by), (without, by_out) = smallest(fault, True), smallest(fault, False) if fault.only is NUMERIC else ("", "")
+        about = {"fault": name if fault.only is not NUMERIC else fault.name, "unit": fault.unit}
+        yield about | {"smallest": size, "found by": by, "without LSE": without, "then found by": by_out}
 
 
 def main() -> None:
@@ -259,14 +265,19 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=FIRST_SEED)
     parser.add_argument("--device", default="cpu", choices=list(REAL))
     parser.add_argument("--only", default="", metavar="PATTERN")
+    parser.add_argument("--part", default="0/1", metavar="I/N")
     options = parser.parse_args()
+    part, parts = map(int, options.part.split("/"))
 
     def judge(kernel: object, **arguments: Any) -> Certificate:
         return certify(kernel, device=options.device, **arguments)
 
+    def choose(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        return [entry for entry in entries.items() if re.search(options.only, entry[0])][part::parts]
+
     writer: csv.DictWriter[str] | None = None
     rows = {"alarms": alarms, "planted": planted, "power": power}[options.what]
-    for row in rows(judge, range(options.first, options.first + options.seeds), options.device, options.only):
+    for row in rows(judge, range(options.first, options.first + options.seeds), options.device, choose):
         if writer is None:
             writer = csv.DictWriter(sys.stdout, list(row))
             writer.writeheader()

@@ -95,7 +95,8 @@ class Flash:
         base2: exponentials are 2^x, of scores that have been multiplied by log2 e.
         lazy: the growth of the maximum, in powers of 2, below which nothing is rescaled (FlashAttention-4).
         normalised: O is divided in every tile (FlashAttention-1), not once.
-        load, scale, product, scores: q, k, v as they are read; the scale; `Q K^T` and S as they are stored.
+        clean, load: k or v without what the mask says is padding; q, k, v as they are read.
+        scale, product, scores: the scale; `Q K^T` and S as they are stored.
         top, alpha, exp: the maximum of the old one and of S; the factors so far, of which the last applies; e^x or 2^x.
         summand, total, p, pv, rescaled, o: of the row sum; l; P and V of the product; the product; alpha O; O.
         divide, lse, out: O / l; of m, l and the factor of the logarithm; what is returned.
@@ -111,6 +112,7 @@ class Flash:
     base2: bool = False
     lazy: float = 0.0
     normalised: bool = False
+    clean: Step = without_padding
     load: Step = lambda q, k, v: (q, k, v)
     scale: Step = same
     product: Step = same
@@ -140,7 +142,7 @@ class Flash:
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
         heads, shift = self.heads(q.shape[1], k.shape[1]), k.shape[2] - q.shape[2]
-        q, k, v = self.load(q.float(), per_head(without_padding(k, mask), heads), per_head(without_padding(v, mask), heads))
+        q, k, v = self.load(q.float(), per_head(self.clean(k, mask), heads), per_head(self.clean(v, mask), heads))
         seen = self.seen(torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None], shift, mask)
         tiles = self.tiles(k.shape[2], self.bc)
         each = math.ceil(len(tiles) / self.splits)
@@ -333,10 +335,9 @@ def swapped_rows(out: Tensor) -> Tensor:
     return out
 
 
-def padding_summed(p: Tensor, bc: int) -> Tensor:
-    """Each ragged tile sums the exponentials of rows of zeros behind its keys."""
-    missing = bc - p.shape[-1]
-    return torch.cat([p, p.amin(-1, keepdim=True).expand(*p.shape[:-1], missing)], -1) if missing else p
+def zero_padded(bc: int) -> Step:
+    """Rows of zeros behind the keys fill the last tile, and no mask hides them."""
+    return lambda q, k, v: (q, *(torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % bc)) for x in (k, v)))
 
 
 def first_maximum(m: Tensor, s: Tensor) -> Tensor:
@@ -346,6 +347,10 @@ def first_maximum(m: Tensor, s: Tensor) -> Tensor:
 def log2e_on_queries(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q times scale times log2 e, rounded; the scale of 64 dimensions is a power of 2."""
     return bf16(q * LOG2E), k, v
+
+
+def changing_queries(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
+    return Flash()(q.mul_(1.015625), k, v, mask=mask, scale=scale)
 
 
 F, B2 = Flash(), Flash(112, base2=True)
@@ -360,6 +365,7 @@ CORRECT: dict[str, Step] = {
     "FA4, 144 reverse lazy": Flash(144, reverse=True, base2=True, lazy=8.0),
     "FA1, 96": Flash(96, normalised=True),
     "FA1, 256": Flash(256, normalised=True),
+    "decoding, 4 splits of 64": Flash(64, splits=4, base2=True),
     "decoding, 3 splits of 80": Flash(80, splits=3),
     "decoding, 5 splits of 32": Flash(32, splits=5, base2=True),
     "decoding, 7 splits of 48 reverse": Flash(48, splits=7, reverse=True),
@@ -406,6 +412,8 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "alpha in BF16, 48": (Flash(48, alpha=lambda f: bf16(f[-1]), sum_alpha=lambda f: bf16(f[-1])), "rescale"),
     "alpha of O in BF16, 32": (Flash(32, reverse=True, alpha=lambda f: bf16(f[-1])), "rescale"),
     "alpha in FP16, 112": (B2.but(alpha=lambda f: fp16(f[-1]), sum_alpha=lambda f: fp16(f[-1])), "rescale"),
+    "m in BF16": (Flash(48, top=lambda m, s: torch.maximum(m, bf16(s.amax(-1, keepdim=True)))), "maximum"),
+    "division in BF16": (Flash(64, divide=lambda o, total: bf16(bf16(o) * bf16(1 / total))), "division"),
     "1 / l in BF16": (Flash(112, divide=lambda o, total: o * bf16(1 / total)), "division"),
     "output truncated": (B2.but(out=lambda x: truncated(x).bfloat16()), "output"),
     "output through FP16": (F.but(out=lambda x: x.half().bfloat16()), "output"),
@@ -439,7 +447,7 @@ STRUCTURE: dict[str, Step] = {
     "ragged tile dropped": B2.but(tiles=lambda keys, bc: spans(keys, bc)[: max(1, keys // bc)]),
     "first tile dropped": F.but(reverse=True, tiles=lambda keys, bc: spans(keys, bc)[1:] or spans(keys, bc)),
     "second tile dropped": Flash(48, tiles=lambda keys, bc: [t for t in spans(keys, bc) if t[0] != bc]),
-    "padding summed": Flash(144, summand=partial(padding_summed, bc=144)),
+    "padding counted": Flash(144, load=zero_padded(144)),
     "rescale of O missed": F.but(alpha=once(1, lambda f: torch.ones_like(f[-1]))),
     "rescale of l missed": B2.but(sum_alpha=once(2, lambda f: torch.ones_like(f[-1]))),
     "alpha of the tile before": Flash(48, alpha=lambda f: f[-2] if len(f) > 2 else f[-1]),
@@ -451,12 +459,17 @@ STRUCTURE: dict[str, Step] = {
     "splits weighed in base 2": Flash(48, splits=3, merge=merged_in_base_2),
     "third split lost": Flash(48, splits=3, merge=first_two),
     "V of the tile before": F.but(pv=lambda p, v, t: p @ v[:, :, t[0] - (t[0] == 160) * 80 : t[1] - (t[0] == 160) * 80]),
+    "LSE times ln 2": F.but(lse=lambda m, total, base: (m + total.log()) / LOG2E),
     "LSE in base 2": B2.but(lse=lambda m, total, base: m + total.log2()),
     "LSE of mixed bases": B2.but(lse=lambda m, total, base: m / base + total.log2()),
     "LSE without the maximum": F.but(lse=lambda m, total, base: total.log()),
     "LSE of unscaled scores": F.but(lse=lambda m, total, base: m * 8 + total.log()),
     "one of 20,000 not written": F.but(out=zeroed(20_011)),
     "rows of a fragment swapped": B2.but(out=swapped_rows),
+    "empty rows NaN": B2.but(part=lambda out, lse: (out.masked_fill(lse == _NEVER, math.nan), lse)),
+    "padding leaks": F.but(clean=lambda x, mask: x),
+    "random order": F.but(tiles=lambda keys, bc: [spans(keys, bc)[i] for i in torch.randperm(len(spans(keys, bc)))]),
+    "changes q": changing_queries,
     "last head not written": F.but(out=lambda x: torch.cat([x[:, :-1], 0 * x[:, -1:]], 1).bfloat16()),
 }
 """Kernels whose loop is wrong."""

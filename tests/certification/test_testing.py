@@ -12,21 +12,21 @@ import torch
 from numdev.attention.mask import Mask
 from numdev.cli import certify
 from numdev.testing import assert_as_accurate_as
-from tests.certification.planted import RIGHT, STEPS
+from tests.certification.forward_kernels import CORRECT, Flash, bf16
 
 pytest_plugins = ["pytester"]
 
 
-@pytest.mark.parametrize("name", ["64 forward", "128 forward, lazy", "64, 4 splits"])
+@pytest.mark.parametrize("name", ["FA2, 48", "FA4, 128 lazy", "decoding, 4 splits of 64"])
 def test_a_right_result_is_accepted(name: str) -> None:
     q, k, v = (torch.randn(1, 2, n, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (64, 300, 300))
-    out, lse = RIGHT[name](q, k, v, mask=Mask(causal=True), scale=0.125)
+    out, lse = CORRECT[name](q, k, v, mask=Mask(causal=True), scale=0.125)
     assert_as_accurate_as(out, q, k, v, mask=Mask(causal=True), lse=lse)
 
 
 def test_the_message_has_ratio_permitted_error_worst_element_and_step() -> None:
     q, k, v = (torch.randn(1, 2, n, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (64, 500, 500))
-    out, lse = STEPS["l in BF16"][0](q, k, v, mask=Mask(), scale=0.125)
+    out, lse = Flash(64, total=bf16)(q, k, v, mask=Mask(), scale=0.125)
     with pytest.raises(AssertionError) as error:
         assert_as_accurate_as(out, q, k, v, lse=lse)
     text = str(error.value)

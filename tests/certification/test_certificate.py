@@ -70,8 +70,6 @@ def test_a_right_kernel_passes_and_its_tiles_are_read(certified: Certifier, name
 
 TITLES = {
     "rescale of O missed": "one rescale of the accumulator missed",
-    "maximum of the first tile": "a maximum that stays",
-    "padding counted": "padding of the last tile",
     "limit at the first key": "aligned at the first key",
     "window - 1": "a window of one key too few",
     "heads in turn": "heads of k and v in turn",

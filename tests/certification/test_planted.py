@@ -41,12 +41,7 @@ ABSENT = "no candidate"
 MISSED = {
     "whole rows, FP32": "P is divided before its rounding",
     "two passes": "P is divided before its rounding",
-    "l in BF16, 5 splits": DESIGN,
-    "tile sums in BF16": "no candidate has tiles of 144 keys",
     "l over P in E4M3": SHARE,
-    "S in BF16 times log2 e": DESIGN,
-    "O in BF16, FA1": DECLARED,
-    "alpha O in BF16, 48": DESIGN,
     "partial outputs in BF16": DECLARED,
     "partial LSEs in BF16": DESIGN,
     "P in E4M3 times 600, saturating": ABSENT,

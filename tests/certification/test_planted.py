@@ -77,7 +77,11 @@ MISSED = {
     "gradients: output through FP16": "taken for heads of a group in FP16",
 }
 """Kernels that certify judges wrongly, and why: a right one that does not pass, or a step that is not named."""
-MISSED_WITHOUT_LSE = MISSED | dict.fromkeys(("LSE in BF16", "LSE in FP16", "2^x of degree 3"), "shows in the LSE alone")
+MISSED_WITHOUT_LSE = (
+    MISSED
+    | dict.fromkeys(("LSE in BF16", "LSE in FP16", "2^x of degree 3"), "shows in the LSE alone")
+    | dict.fromkeys(("l in BF16, 5 splits", "S in BF16 times log2 e", "O in BF16, FA1", "alpha O in BF16, 48"), "needs an LSE")
+)
 
 
 def is_named(certificate: Certificate, step: str) -> bool:

@@ -145,11 +145,6 @@ class Compared:
         excess = {name: (error / most) ** 2 if most else ABSURD for name, (error, most, _) in self.sizes.items()}
         return {name: min(each - (name == "lse" and min(each, 1.0)), _MOST_WEIGHT) for name, each in excess.items()}
 
-    def errs(self, name: str) -> bool:
-        """Whether an output errs more than permitted."""
-        error, most, _ = self.sizes[name]
-        return error > (_EXPLAINED_LSE if name == "lse" else _ERRS) * most
-
     def pattern(self, predicted: Outputs) -> float:
         """`log r` of the primary output but for a factor of each row, which many faults have: it shows the tiles."""
         name = self.known.predictions.of_pass.outputs[0]
@@ -171,11 +166,12 @@ class Compared:
 class Comparison:
     """What each candidate leaves of the errors of a kernel on some cases, in each of the tiles in which it was tried."""
 
-    def __init__(self, cases: Sequence[Compared]) -> None:
+    def __init__(self, cases: Sequence[Compared], errs: Sequence[str] = ()) -> None:
+        """`errs` are the outputs that err more than permitted."""
         self.cases = cases
         self.of_pass: Pass = cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
-        self.errs = [name for name in self.outputs if any(case.errs(name) for case in cases)]
+        self.errs = [name for name in errs if name in self.outputs]
         self._left = dict[str, dict[str, list[Left]]]()  # by candidate and tiles, for each case
         self._candidates: dict[str, Candidate] = {}
 
@@ -316,7 +312,10 @@ def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True
     cases = [case for case in cases if all(bool(x.isfinite().all()) for x in case.own.values())]
     if not cases:
         return Culprit(())
-    has_lse, whole = all("lse" in case.outputs for case in cases), Comparison(cases)
+    ratios = [known.ratios(outputs) for known, outputs in results]
+    limits = {name: _EXPLAINED_LSE if name == "lse" else _ERRS for name in cases[0].outputs}
+    errs = [name for name in limits if any(float(each[name][:, 0].mean()) > limits[name] for each in ratios if name in each)]
+    has_lse, whole = all("lse" in case.outputs for case in cases), Comparison(cases, errs)
     shown, shows_tiles = read_tiles(cases)
     whole.declared({tiles: whole.of_pass.layouts[tiles] for tiles in shown})
 

@@ -69,7 +69,8 @@ class Certificates(Kind):
                 head_dim=problem.shape.head_dim,
             )
             culprit, equal = certificate.culprit, math.nan
-            tiles, computes = (culprit.tiles, culprit.sentence(fails=False)) if culprit else ("", "")
+            computes = culprit.sentence(fails=False) if culprit else ""
+            tiles = culprit.ranks[0].tiles if culprit and culprit.ranks else ""  # the nearest, also where they cannot be told
             fails = [case.name for case in certificate.cases if case.verdict is Verdict.FAIL]
             fails += [probe.name for probe in certificate.probes if probe.fails]
             with suppress(Unsupported):  # of gradients after a forward pass that returns no LSE

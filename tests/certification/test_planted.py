@@ -39,8 +39,6 @@ DESIGN = "certify tries the step in another loop only"
 SHARE = "the right candidate explains too little"
 ABSENT = "no candidate"
 MISSED = {
-    "whole rows, FP32": "P is divided before its rounding",
-    "two passes": "P is divided before its rounding",
     "l over P in E4M3": SHARE,
     "partial outputs in BF16": DECLARED,
     "partial LSEs in BF16": DESIGN,

@@ -328,8 +328,7 @@ def in_narrower_formats(declared: Any, titles: Mapping[str, str]) -> Iterator[Ca
         own = getattr(declared, step, None) or Cast(FP32)
         cast = own.accumulate if isinstance(own, Dot) else own
         for fmt in dict.fromkeys((FP16, BF16, declared.output.to) if how else (FP16, BF16)):
-            is_narrower = fmt.precision < cast.to.precision and fmt.bits <= cast.to.bits
-            if fmt.bits <= 16 and fmt != cast.to and (how or is_narrower):
+            if fmt.bits <= 16 and fmt.precision < cast.to.precision and (how or fmt.bits <= cast.to.bits):
                 yield Candidate(f"{step}={fmt} {how}".strip(), title.format(name_of(fmt)), {key: fmt})
 
 

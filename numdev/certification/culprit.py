@@ -20,16 +20,24 @@ from torch import Tensor
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import Tiling
 from numdev.certification.accuracy import ABSURD, Known, Page, some_rows
-from numdev.certification.candidates import DECLARED, DIVIDED, Candidate, Layouts, Outputs, Pass, Simulation, by_polynomial
+from numdev.certification.candidates import (
+    BACKWARD,
+    DECLARED,
+    DIVIDED,
+    Candidate,
+    Layouts,
+    Outputs,
+    Pass,
+    Simulation,
+    by_polynomial,
+)
 from numdev.certification.kernel import Kernel
 
 EXPLAINED = -2.5  # log r of an output below which its error is explained: 99 % of it
 _SMALL = 0.35  # times the permitted error: what is left of that of a kernel whose exponential is not that of the emulation
 _EXPLAINED_LSE = 2.0  # times the permitted error of an LSE, which what is left of it may be
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
-_SHOWS_TILES = (
-    -0.02
-)  # log r of the declared policy in its best tiles, but for factors of rows, from which on these may be the kernel's
+_SHOWS_TILES = -0.02  # log r of the declared policy in its best tiles, but for factors of rows: these may be the kernel's
 _READ = 4  # cases by which tiles are read
 # Of a kernel that fails: the share of its error that explains it, the least if no more is left than what is permitted times this.
 _MOST_SHARE, _SHARE, _REST = 0.85, 0.6, 1.6
@@ -322,11 +330,14 @@ def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True
     def ranks() -> list[Rank]:
         """Of a kernel that errs more than permitted those alone that the policy does not permit, if there are any.
 
-        Two candidates at once count only where they explain it.
+        Two candidates at once count only where they explain it. Of gradients that do not fail only what is permitted counts: they
+        come from a few roundings, and many a candidate differs from the declared policy by less than the order of a sum does.
         """
         ranks = [rank for rank in whole.ranks() if has_lse or not rank.name.startswith("lse")]
         ranks = [rank for rank in ranks if rank.is_explained or " and " not in rank.name]
-        return ([rank for rank in ranks if not rank.permitted] if whole.errs else []) or ranks
+        if whole.errs or (whole.of_pass is BACKWARD and not fails):
+            return [rank for rank in ranks if rank.permitted != bool(whole.errs)] or ranks
+        return ranks
 
     def is_settled() -> bool:
         best = ranks()[0]

@@ -59,12 +59,6 @@ class Probing:
         """The outputs on the case `normal`."""
         return self.on("normal")
 
-    @cached_property
-    def repeats(self) -> bool:
-        """Whether a call may be expected to return the same bits again: gradients that are added by atomics do not."""
-        again = self.on("normal") if self.predictions.of_pass is BACKWARD else self.usual
-        return all(torch.equal(again[name], self.usual[name]) for name in again)
-
     def broken(self, relation: Relation) -> str | None:
         """In which output, and how far, a relation does not hold."""
         for name, expected in relation.expected.items():
@@ -164,12 +158,15 @@ def _permuted_keys(at: Probing) -> Iterator[Relation]:
 
 
 def _range_of_values(at: Probing) -> Iterator[Relation]:
-    """V, or dO, times a power of two, within the range of the format: the results are the same but for the factor."""
+    """V, or dO, times a power of two, within the range of the format: the results are the same but for the factor.
+
+    Gradients may be added by atomics, in any order.
+    """
     fmt, name = at.predictions.policy.output.to, "do" if "do" in at.kernel.takes else "v"
     x, usual = at.known("normal").inputs.tensors[name], {each: y.double() for each, y in at.usual.items() if each != "lse"}
     for power in (20, -40) if fmt.emax > 15 else (8, -3):
         scaled = {each: y.double() * 2.0**-power for each, y in at.on("normal", **{name: x * 2.0**power}).items()}
-        yield Relation(f"{name} times 2^{power}", scaled, usual, within=EXACT if fmt.emax > 15 and at.repeats else 2.0)
+        yield Relation(f"{name} times 2^{power}", scaled, usual, within=EXACT if fmt.emax > 15 and name == "v" else 2.0)
 
 
 def _sums_of_groups(at: Probing) -> Iterator[Relation]:

@@ -98,11 +98,11 @@ def table(name: str) -> dict[str, tuple[Step, str]]:
 
 
 def params(name: str, missed: Mapping[str, str] = MISSED) -> list[object]:
-    """The kernels of a table: those that are not quick are marked slow, those that certify misses are expected to fail."""
+    """The kernels of a table: few are quick, the others take an hour together; those that certify misses are expected to fail."""
 
     def marks(kernel: str) -> Iterator[pytest.MarkDecorator]:
         if kernel not in QUICK:
-            yield pytest.mark.slow
+            yield pytest.mark.exhaustive
         if kernel in missed:
             yield pytest.mark.xfail(reason=missed[kernel])
 
@@ -184,7 +184,7 @@ def test_the_step_that_errs_is_named(certified: Certifier, name: str, kernel: St
     assert is_named(certificate, step), certificate.sentence()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "kernel", "step"), params("PRECISION", MISSED_WITHOUT_LSE))
 def test_the_step_that_errs_is_named_without_an_lse(certified: Certifier, name: str, kernel: Step, step: str) -> None:
     if name.startswith("gradients"):
@@ -213,7 +213,7 @@ TRITON = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("make", "fault", "step"), [(make, *entry) for make, steps in TRITON for entry in steps.items()])
 def test_a_fault_in_triton_is_named(certified: Certifier, device: str, make: Step, fault: str, step: str) -> None:
     """In the interpreter; on a GPU if there is one."""
@@ -223,7 +223,7 @@ def test_a_fault_in_triton_is_named(certified: Certifier, device: str, make: Ste
     assert is_named(certificate, step) or not step, certificate.sentence()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", [TritonForward, TritonBackward])
 def test_a_right_kernel_in_triton_passes(certified: Certifier, device: str, make: Step) -> None:
     certificate = certified("gradients" if make is TritonBackward else "Triton", make(), device=device)

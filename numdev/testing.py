@@ -52,14 +52,24 @@ def assert_as_accurate_as(
         lse: `[batch, heads, queries]`, natural logarithms.
         margin: see above.
     """
+    import torch
+
     from numdev.attention.base import check_shapes, softmax_scale
     from numdev.attention.mask import Mask
+    from numdev.attention.precision import Precision
     from numdev.certification.accuracy import FIGURES, Predictions, judge
     from numdev.certification.cases import Inputs
     from numdev.certification.culprit import find
+    from numdev.errors import BadInput
 
     mask = mask or Mask()
     check_shapes(q, k, v, mask)
+    shape, policy = (*q.shape[:-1], v.shape[-1]), Precision.parse(precision)
+    for name, x in {"q": q, "k": k, "v": v, "out": out}.items():
+        dtypes = (policy.format.dtype, torch.float32)[: 2 if name == "out" else 1]
+        if not isinstance(x, torch.Tensor) or x.dtype not in dtypes or (name == "out" and x.shape != shape):
+            layout = f"{tuple(x.shape)} in {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
+            raise BadInput(name, layout, f"give a tensor in {dtypes[0]}{f' of shape {shape}' if name == 'out' else ''}")
     inputs = Inputs({"q": q.detach().cpu(), "k": k.detach().cpu(), "v": v.detach().cpu()}, mask, softmax_scale(q, scale))
     known = Predictions(precision, q.shape[-1], None).on("own inputs", inputs)
     outputs = {name: x.detach().cpu() for name, x in (("out", out), ("lse", lse)) if x is not None}

@@ -113,7 +113,7 @@ class Simulation:
     def _of_keys(self, name: str) -> Tensor:
         """k or v of each head of q."""
         x = self.inputs.tensors[name].double()
-        return (x if self._is("lengths ignored") else self.inputs.mask.without_padding(x))[:, self._heads]
+        return (x if self.fault in ("lengths ignored", "mask ignored") else self.inputs.mask.without_padding(x))[:, self._heads]
 
     def seen(self) -> Tensor:
         """Whether each query sees each key `[batch or 1, 1, queries, keys]`: as the mask says, or with limits that are off."""
@@ -123,6 +123,8 @@ class Simulation:
             position = position - (keys - queries)
         off = {fault: change for fault in ("limit", "window") for change in (-1, 1) if self._is(f"{fault}={change:+d}")}
         seen = torch.ones(1, 1, queries, keys, dtype=torch.bool)
+        if self._is("mask ignored"):
+            return seen
         if mask.causal and not self._is("limit=none"):
             seen = seen & (key <= position + off.get("limit", 0))
         if mask.window is not None and not self._is("window=none"):
@@ -266,6 +268,7 @@ _MASK_FAULTS = {
     "limit=-1": "a causal limit of one key too few",
     "limit=top left": "a causal limit aligned at the first key, not at the last",
     "limit=none": "a causal limit that is ignored",
+    "mask ignored": "every mask ignored",
     "window=+1": "a window of one key too many",
     "window=-1": "a window of one key too few",
     "window=none": "a window that is ignored",
@@ -425,6 +428,8 @@ def _backward_faults(inputs: Inputs, tiling: Tiling) -> Iterator[str]:
 def _mask_faults(inputs: Inputs, tiling: Tiling) -> Iterator[str]:
     """Those of limits, lengths, heads and a last tile, which both passes have."""
     mask, (queries, keys) = inputs.mask, inputs.sizes
+    if not mask.is_none:
+        yield "mask ignored"
     if mask.causal:
         yield from ("limit=+1", "limit=-1", "limit=none", *(("limit=top left",) if queries != keys else ()))
     if mask.window is not None:

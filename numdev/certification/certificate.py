@@ -57,7 +57,7 @@ class CaseReport:
 
     Attributes:
         permitted: RMSE of the primary output that the policy permits.
-        zeros: times the permitted error that zeros would err; below 3 the case decides nothing alone.
+        zeros: times the permitted error that zeros would err; below 3 the case can fail a kernel, and pass none alone.
         largest_u: the largest error of the primary output, over the unit roundoff of its format and its largest value.
         skipped: why the kernel refuses it, or empty.
     """
@@ -139,13 +139,21 @@ class Certificate:
         if failing and (self.culprit is None or self.culprit.is_permitted or not (errs or self.culprit.is_explained)):
             return f"{failing[0].states} It does not hold: {failing[0].reason}."
         if self.culprit is None:
-            return "Nothing was compared."
+            return f"Nothing was compared{next((f': {case.skipped}' for case in self.cases if case.skipped), '')}."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
         return f"It {self.culprit.sentence(fails=self.verdict is Verdict.FAIL)}{tiles}."
 
+    def limits(self) -> Iterator[str]:
+        """What a kernel refuses, and that it returns no LSE."""
+        if refused := [case.name for case in self.cases if case.skipped]:
+            yield f"It refuses: {', '.join(refused)}."
+        if not self.has_lse:
+            yield "It returns no LSE, in which some errors alone are seen."
+
     def repeats(self) -> Iterator[tuple[str, str]]:
         """What failed or is undecided, and the command that repeats it alone."""
-        base = ["numdev", "certify", *self.kernel.split(), f"precision={self.precision}", f"device={self.device}"]
+        about = (f"precision={self.precision}", f"device={self.device}", f"margin={self.margin:g}")
+        base = ["numdev", "certify", *self.kernel.split(), *about]
         for case in self.cases:
             command = shlex.join([*base, f"head_dim={case.head_dim}", f"only=[{case.name}]", f"seed={self.seed}"])
             for each in case.judged:
@@ -196,8 +204,10 @@ class Certificate:
         failures = [line for what, command in self.repeats() for line in (what, f"  {command}")]
         more = len(failures) // 2 - _FAILURES_SHOWN
         last = [f"and {more} more in certificate.json"] if more > 0 else []
-        probes = f"{holding} of {len(self.probes)} probes hold."
-        return "\n".join([about, score, "", *lines, "", probes, *others, *failures[: 2 * _FAILURES_SHOWN], *last])
+        probes = [f"{holding} of {len(self.probes)} probes hold."] if self.probes else []
+        return "\n".join(
+            [about, score, *self.limits(), "", *lines, "", *probes, *others, *failures[: 2 * _FAILURES_SHOWN], *last]
+        )
 
 
 def certify(
@@ -235,6 +245,11 @@ def certify(
     Raises:
         BadInput: for a kernel, policy, device or name that cannot be used.
     """
+    if seed < 0:
+        raise BadInput("seed", seed, "give 0 or more")
+    if not margin >= 1:
+        raise BadInput("margin", margin, "give 1 or more: times the permitted RMSE")
+    only = [only] if isinstance(only, str) else only
     place = resolve_device(device)
     subject, of_pass = kernel_of(kernel, Precision.parse(precision), place, backward), FORWARD if backward is None else BACKWARD
     probes = [probe for probe in PROBES if probe.only in (None, of_pass)]

@@ -51,6 +51,7 @@ _STEP_OF_SCALE, _LEAST_SCALE = 1e-3, 1e-4
 _ERRS = 1.1  # times the permitted error: a kernel that errs more does not compute as permitted
 _EXACT = 1e-5  # relative: errors of an exponential in FP32, as an LSE shows them
 _SHOWN, _NAMED = 5, 3
+_NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _WHOLE = 1 << 20  # tokens of a tile that holds every one
 SCALED = Candidate("scale", "a wrong scale of the scores")
 Results = Sequence[tuple[Known, Outputs]]
@@ -80,11 +81,12 @@ class Rank:
 class Culprit:
     """The candidates that are nearest to the error of a kernel, of different steps, best first.
 
-    `tiles` are size, order and splits that the error shows, or empty.
+    `tiles` are size, order and splits that the error shows, or empty; `alone` says what there is without ranks.
     """
 
     ranks: tuple[Rank, ...]
     tiles: str = ""
+    alone: str = "returns nothing finite to compare"
 
     @property
     def is_explained(self) -> bool:
@@ -107,16 +109,16 @@ class Culprit:
         Of a kernel that does not fail it says how it computes.
         """
         if not self.ranks:
-            return "returns nothing finite to compare"
+            return self.alone
         titles = [rank.title for rank in self.named]
         more = [f"{len(titles) - _NAMED} more"] if len(titles) > _NAMED else []
         named = " or ".join([*titles[:_NAMED], *more])
-        others = [rank for rank in self.ranks if rank not in self.named]
+        others = [rank for rank in self.ranks if rank not in self.named and rank.explained <= self.ranks[0].explained]
         beside = f"; next: {others[0].title}, {100 * others[0].explained:.0f} %" if others else ""
         share = f"explains {100 * self.ranks[0].explained:.0f} % of the error{beside}"
         if not self.is_explained:
-            start = "errs in a way" if fails else "computes in a way"
-            return f"{start} that no candidate explains; nearest: {named} ({share})"
+            start = f"{'errs' if fails else 'computes'} in a way that no candidate explains"
+            return f"{start}; nearest: {named} ({share})" if self.ranks[0].explained >= _NEAREST else start
         return f"errs as {named} does ({share})" if fails and not self.is_permitted else f"computes as {named} ({share})"
 
 
@@ -320,6 +322,8 @@ def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True
     cases = [case for case in cases if all(bool(x.isfinite().all()) for x in case.own.values())]
     if not cases:
         return Culprit(())
+    if not any(bool(x.any()) for case in cases for name, x in case.own.items() if name != "lse"):
+        return Culprit((), alone="returns zeros")
     ratios = [known.ratios(outputs) for known, outputs in results]
     limits = {name: _EXPLAINED_LSE if name == "lse" else _ERRS for name in cases[0].outputs}
     errs = [name for name in limits if any(float(each[name][:, 0].mean()) > limits[name] for each in ratios if name in each)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from operator import attrgetter
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from numdev.attention.precision import Policy
 from numdev.attention.vendor.dispatch import ByAutograd, Packaged, proven_once
 from numdev.certification.candidates import Outputs
 from numdev.certification.cases import Inputs, Tensors
-from numdev.errors import BadInput, BadOutput, one_of
+from numdev.errors import BadInput, BadOutput, NumdevError, one_of
 from numdev.sources import loaded
 
 KNOWN: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -59,10 +60,20 @@ class Kernel:
         """The outputs on the device, checked for shape, dtype and device.
 
         Raises:
-            BadOutput: for a result of another layout.
+            BadOutput: for a result of another layout, and for what the kernel raises but `Unsupported`.
         """
-        with proven_once():
-            result = self.call(tensors, mask, scale)
+        try:
+            with proven_once():
+                result = self.call(tensors, mask, scale)
+        except NumdevError:
+            raise
+        except Exception as error:
+            place, shapes = (
+                extract_tb(error.__traceback__)[-1],
+                ", ".join(f"{name} {tuple(x.shape)}" for name, x in tensors.items()),
+            )
+            raised = f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+            raise BadOutput("kernel", self.name, f"it raised {raised}; given {shapes} and {mask}") from error
         results = result if isinstance(result, tuple) else (result,)
         outputs = dict(zip(self.returns, results, strict=False))
         if outputs.get("lse", 0) is None:

@@ -73,8 +73,7 @@ def check_line(program: str, words: list[str], folder: Path) -> None:
     elif program == "make":
         assert set(words) <= set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     elif program == "python":
-        assert words[0] == "-m"
-        assert (ROOT / words[1].replace(".", "/")).with_suffix(".py").is_file()
+        assert (ROOT / (f"{words[1].replace('.', '/')}.py" if words[0] == "-m" else words[0])).is_file()
     elif program == "pytest":
         assert all(word.startswith(("--numdev-depth=", "--junitxml=")) for word in words)
     elif program == "jupyter":

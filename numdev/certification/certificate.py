@@ -247,8 +247,8 @@ def certify(
     """
     if seed < 0:
         raise BadInput("seed", seed, "give 0 or more")
-    if not margin >= 1:
-        raise BadInput("margin", margin, "give 1 or more: times the permitted RMSE")
+    if not margin > 0:
+        raise BadInput("margin", margin, "give a positive number: times the permitted RMSE")
     only = [only] if isinstance(only, str) else only
     place = resolve_device(device)
     subject, of_pass = kernel_of(kernel, Precision.parse(precision), place, backward), FORWARD if backward is None else BACKWARD

@@ -115,7 +115,7 @@ class Certificate:
         judged = [case.verdict for case in self.cases if not case.skipped]
         if Verdict.FAIL in judged or any(probe.fails for probe in self.probes):
             return Verdict.FAIL
-        if Verdict.INCONCLUSIVE in judged or not any(case.zeros >= DECIDES for case in self.cases):
+        if Verdict.INCONCLUSIVE in judged or (judged and not any(case.zeros >= DECIDES for case in self.cases)):
             return Verdict.INCONCLUSIVE
         limits = [probe for probe in self.probes if probe.outcome == "skipped" or (probe.outcome, probe.name) == _RANDOM]
         skipped = limits or any(case.skipped for case in self.cases)
@@ -139,7 +139,7 @@ class Certificate:
         if failing and (self.culprit is None or self.culprit.is_permitted or not (errs or self.culprit.is_explained)):
             return f"{failing[0].states} It does not hold: {failing[0].reason}."
         if self.culprit is None:
-            return f"Nothing was compared{next((f': {case.skipped}' for case in self.cases if case.skipped), '')}."
+            return "Every probe holds." if all(probe.outcome == "holds" for probe in self.probes) else "No probe fails."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
         return f"It {self.culprit.sentence(fails=self.verdict is Verdict.FAIL)}{tiles}."
 
@@ -244,6 +244,7 @@ def certify(
 
     Raises:
         BadInput: for a kernel, policy, device or name that cannot be used.
+        Unsupported: for a kernel that refuses every one of the inputs.
     """
     if seed < 0:
         raise BadInput("seed", seed, "give 0 or more")
@@ -268,6 +269,8 @@ def certify(
         reports.append(report)
         if outputs is not None and size == sizes[0]:
             compared.append((case, known, outputs, report.verdict))
+    if reports and not compared:
+        raise Unsupported("kernel", f"it refuses all of these inputs: {reports[0].skipped}")
     progress(len(work), len(work) + 1, "probes and culprit")
     probing = Probing(subject, every[sizes[0]], range(seed, seed + depth.seeds[0]))
     outcomes = tuple(probed(probe, probing) for probe in probes if not only or probe.name in only)

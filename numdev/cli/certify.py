@@ -23,7 +23,7 @@ flash_attn_2, flash_attn_3, flash_attn_4), sageattention.
 
 Exit code: 0 PASS, and LIMITED where the kernel refuses some inputs or returns
 no LSE; 1 FAIL; 4 INCONCLUSIVE; 2 for what cannot be used, or if the certificate
-cannot be written; 5 where the kernel raises, or returns another shape or dtype."""
+cannot be written; 3 where the kernel refuses every input; 5 where the kernel raises, or returns another shape or dtype."""
 _FORMATS = ("json", "pdf", "html")
 _SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
     "precision": ("kernel_bf16", "policy that the kernel claims: kernel_bf16, kernel_fp16 or kernel_fp32"),

@@ -253,3 +253,16 @@ def test_bad_input_is_one_sentence(kernel: object, settings: dict[str, object], 
 def test_a_result_of_another_layout_is_refused(certified: Certifier, returned: Callable[[Tensor], object]) -> None:
     with pytest.raises(BadInput, match="return"):
         certified(lambda q, k, v, mask, scale: returned(q), ["normal"])
+
+
+def test_a_kernel_that_refuses_every_input_is_unsupported(certified: Certifier) -> None:
+    def refuses(*qkv: Tensor, **problem: object) -> Tensor:
+        raise Unsupported("problem", "not today")
+
+    with pytest.raises(Unsupported, match=r"refuses all of these inputs: problem: not today"):
+        certified(refuses, ("normal", "sink"))
+
+
+def test_probes_alone_decide(certified: Certifier) -> None:
+    certificate = certified(Flash(64), ("same bits",))
+    assert (certificate.verdict, certificate.sentence()) == (Verdict.PASS, "Every probe holds.")

@@ -7,7 +7,6 @@ where kernel and prediction have the same inputs.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import math
 import os
@@ -25,8 +24,8 @@ from torch import Tensor
 from numdev.attention.tiling import Tiling
 from numdev.certification.candidates import FORWARD, OF_KEYS, Candidate, Layouts, Outputs, Pass
 from numdev.certification.cases import Case, Inputs
-from numdev.results.record import student_quantile, write_atomically
-from numdev.sources import digest
+from numdev.results.environment import environment
+from numdev.results.record import key_of, student_quantile, write_atomically
 
 ABSURD = 1e9
 """The ratio of a result that is not finite, or not 0, where golden is."""
@@ -91,8 +90,9 @@ class Predictions:
         """A page of predictions, from disk where it was made before."""
         if self.folder is None:
             return make()
-        text = f"{digest()} {torch.__version__} {self.policy} {self.head_dim} {name}"
-        path = self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.pt"
+        facts = environment(torch.device("cpu")) | {"threads": "1"}  # of the libraries whose sums the predictions have
+        config = {"policy": str(self.policy), "head_dim": self.head_dim, "name": name}
+        path = self.folder / f"{key_of(config, facts)}.pt"
         if path.is_file():
             known: Page = torch.load(path, weights_only=True)
             return known

@@ -16,7 +16,7 @@ from numdev.errors import BadInput
 from numdev.lazy import torch
 from numdev.settings import setting
 
-_SUFFIX = ".safetensors"
+_SUFFIXES = (".safetensors", ".npz", ".pt")
 _FIELD = "problem.source.path"
 
 
@@ -67,7 +67,7 @@ class Captured(Source):
     alike, so the layer is the replicate's `cluster`. The first `queries` and `keys` tokens are used.
 
     Attributes:
-        path: of a .safetensors file; `minilm` is the one that ships with numdev.
+        path: of a .safetensors, .npz or .pt file; `minilm` is the one that ships with numdev.
         layer: the name before `.q`; None takes all layers, in the order of their names.
         digest: SHA-256 of the file, so that results of another file under the same name have another key.
     """
@@ -233,9 +233,8 @@ def _file(path: str) -> Path:
 def _written(path: str) -> tuple[int, int]:
     """When the file was last written, and its size: while they stay, its digest is not computed again."""
     file = _file(path)
-    if file.suffix != _SUFFIX:
-        hint = f"give a file that ends in {_SUFFIX}, as safetensors.torch.save_file writes it, or minilm"
-        raise BadInput(_FIELD, path, hint)
+    if file.suffix not in _SUFFIXES:
+        raise BadInput(_FIELD, path, f"give a file that ends in {', '.join(_SUFFIXES)}, or minilm")
     if not file.is_file():
         raise BadInput(_FIELD, path, "there is no such file; give an existing path, or minilm")
     return file.stat().st_mtime_ns, file.stat().st_size
@@ -247,15 +246,26 @@ def _digest(path: str, *written: int) -> str:
 
 
 def _read(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """The tensors, and the notes on the layers."""
-    from safetensors import SafetensorError, safe_open
+    """The tensors, and the notes on the layers, which safetensors alone have. No code in a file is run."""
+    from numpy import load
+    from safetensors import safe_open
 
     try:
+        if file.suffix == ".npz":
+            with load(file, allow_pickle=False) as arrays:
+                return {name: torch.from_numpy(arrays[name]) for name in arrays.files}, {}
+        if file.suffix == ".pt":
+            items = torch.load(file, map_location="cpu", weights_only=True).items()
+            return {name: tensor for name, tensor in items if isinstance(tensor, torch.Tensor)}, {}
         with safe_open(file, "pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}, dict(opened.metadata() or {})  # noqa: SIM118
-    except SafetensorError as error:
-        reason = str(error).splitlines()[0]
-        raise BadInput(_FIELD, str(file), f"it could not be read as {_SUFFIX} ({reason}); save it again") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever the three readers raise for what they cannot read
+        reason = "".join(str(error).splitlines()[:1]).partition(". ")[0] or type(error).__name__
+        raise BadInput(
+            _FIELD, str(file), f"it could not be read as {file.suffix} ({reason}); save the tensors by name again"
+        ) from None
 
 
 def _check(tensor: torch.Tensor, path: str, name: str) -> torch.Tensor:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -32,7 +33,13 @@ def layers(*names: str, heads: int = 4, kv_heads: int = 4, tokens: int = 6, dim:
 
 
 def save(path: Path, tensors: Layers) -> str:
-    save_file(tensors, path)
+    match path.suffix:
+        case ".npz":
+            np.savez(path, **{name: x.numpy() for name, x in tensors.items()})  # type: ignore[arg-type]
+        case ".pt":
+            torch.save(tensors, path)
+        case _:
+            save_file(tensors, path)
     return str(path)
 
 
@@ -63,13 +70,15 @@ def with_do(tensors: Layers) -> Layers:
     return tensors | {f"{name.removesuffix('.q')}.do": x.roll(1, -3) for name, x in tensors.items() if name.endswith(".q")}
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("suffix", "dtype"), [(".safetensors", torch.bfloat16), (".npz", torch.half), (".pt", torch.bfloat16)])
 @pytest.mark.parametrize("ndim", [3, 4])
-def test_replicates_are_successive_heads_of_the_layers_in_turn(tmp_path: Path, dtype: torch.dtype, ndim: int) -> None:
+def test_replicates_are_successive_heads_of_the_layers_in_turn(
+    tmp_path: Path, suffix: str, dtype: torch.dtype, ndim: int
+) -> None:
     """A batch before the heads is one row of heads. Four heads share each head of k, and stay with it."""
     flat = {name: t.to(dtype) for name, t in with_do(layers("b", "a", heads=8, kv_heads=2)).items()}
     stored = flat if ndim == 3 else {name: t.unflatten(0, (2, -1)).contiguous() for name, t in flat.items()}
-    source = Captured(save(tmp_path / "x.safetensors", stored))
+    source = Captured(save((tmp_path / "x").with_suffix(suffix), stored))
     shape = Shape(heads=4, kv_heads=1, queries=4, keys=5, head_dim=3)
     sizes = {"q": (4, 4), "k": (1, 5), "v": (1, 5), "do": (4, 4)}
     for seed in range(4):
@@ -133,14 +142,19 @@ CHANGES: list[tuple[Callable[[Layers], Layers], str]] = [
 
 
 def test_files_and_contents_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
-    """None, of another suffix, garbage, cut short, or of other tensors."""
+    """None, of another suffix, garbage, cut short, with an object that only running code would make, or of other tensors."""
     refused(lambda: Captured(str(tmp_path / "none.safetensors")), hint="no such file")
-    refused(lambda: Captured(str(tmp_path / "x.pt")), hint="ends in .safetensors")
-    path = tmp_path / "x.safetensors"
-    whole = Path(save(path, layers("a", "b"))).read_bytes()
-    for content in (b"", b"garbage", b"\x80\x02}q\x00.", *(whole[: len(whole) * tenths // 10] for tenths in (1, 5, 9))):
-        path.write_bytes(content)
-        refused(lambda: Captured(str(path)), hint="could not be read")
+    refused(lambda: Captured(str(tmp_path / "x.bin")), hint="ends in .safetensors, .npz, .pt")
+    torch.save({"a.q": Path("x")}, tmp_path / "code.pt")
+    np.savez(tmp_path / "code.npz", **{"a.q": np.array([Path("x")])})  # type: ignore[arg-type]
+    torch.save(torch.ones(3), tmp_path / "alone.pt")
+    for name in ("code.pt", "code.npz", "alone.pt"):
+        refused(lambda name=name: Captured(str(tmp_path / name)), hint="could not be read")  # type: ignore[misc]
+    for path in map(tmp_path.joinpath, ("x.safetensors", "x.npz", "x.pt")):
+        whole = Path(save(path, layers("a", "b"))).read_bytes()
+        for content in (b"", b"garbage", b"\x80\x02}q\x00.", *(whole[: len(whole) * tenths // 10] for tenths in (1, 5, 9))):
+            path.write_bytes(content)
+            refused(lambda path=path: Captured(str(path)), hint="")  # type: ignore[misc]
     for number, (change, hint) in enumerate(CHANGES):
         changed = save(tmp_path / f"{number}.safetensors", change(layers("a")))
         refused(lambda changed=changed: Captured(changed), hint=hint)  # type: ignore[misc]

@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks.timing import Result, bounded, median_seconds, seconds
 from numdev import Bench, Distribution, Exact, Precision, Problem, Shape, Store, Tiled, Tiling
 from numdev.attention.emulation import baseline_for
-from numdev.results.study import Study, StudyPoint, run
+from numdev.measurement.studies import run
+from numdev.results.study import Study, StudyPoint
 
 # An installed package has its bytecode. Where Python may write none, each process would compile numdev's modules anew.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}

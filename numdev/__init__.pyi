@@ -62,6 +62,7 @@ from .errors import Unsupported as Unsupported
 from .explorer import explore as explore
 from .measurement.metrics import Deviation as Deviation
 from .measurement.metrics import wasserstein as wasserstein
+from .measurement.studies import run as run
 from .report.figures.elements import element_errors as element_errors
 from .report.figures.elements import error_histogram as error_histogram
 from .report.figures.elements import error_map as error_map
@@ -72,7 +73,6 @@ from .results.record import Status as Status
 from .results.store import Store as Store
 from .results.study import Study as Study
 from .results.study import StudyPoint as StudyPoint
-from .results.study import run as run
 from .training.attend import attend as attend
 from .training.recorders import capture as capture
 from .training.recorders import shadow as shadow

@@ -159,7 +159,7 @@ def test_kernels_and_the_report_are_imported_only_where_they_are_used() -> None:
 def test_measurements_results_and_reports_name_no_operation() -> None:
     """An operation declares itself to measurements and records alone."""
     assert not forbidden(of("measurement", "results", "report"), *inside("attention", "training"))
-    assert not forbidden(of("report"), *inside("measurement.runner", "results.study"))
+    assert not forbidden(of("report"), *inside("measurement.runner", "measurement.studies"))
     assert not forbidden(of("measurement.metrics"), *inside("measurement.runner", "measurement.operation", "results"))
     assert not beyond(
         of(*DECLARES), "attention", "arithmetic", "errors", "settings", "measurement", "results.record", within="numdev"

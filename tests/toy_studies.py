@@ -11,8 +11,9 @@ from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.cli.compose import composer, config_folder
 from numdev.cli.expand import Expander
+from numdev.measurement.studies import run
 from numdev.results.store import Store
-from numdev.results.study import Study, run
+from numdev.results.study import Study
 
 EXPANDER = Expander(composer((config_folder(),)))
 SCENARIOS = ("normal_end", "uniform_end", "kernel_uniform")

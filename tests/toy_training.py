@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from numdev.report.reading.frames import flatten
-from numdev.results.record import Record, Status, plain
-from numdev.results.store import Role, Scenario, Store, manifest_of, stored_point
+from numdev.results.record import Column, Record, Status
+from numdev.results.store import EntryRole, Role, Scenario, Store
+from numdev.results.study import Study, StudyPoint
 from numdev.training.weights import TABLES
 
 STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -98,25 +99,24 @@ def stored(
 ) -> Store:
     """A store with one study of these points; its report has losses only with `losses`, which take time to draw."""
     store = Store(path)
-    listed = []
+    listed = dict[str, StudyPoint]()
     for place, point in enumerate(points):
         made = record(f"{name}-{place}", point, seeds)
         store.put(made)
-        roles = {"rung": point.role} if point.role else {}
-        listed.append(stored_point(made.key, {"rung": point.title}, scenario="scenes", roles=roles))
-    manifest = manifest_of(
+        roles = {"rung": EntryRole(point.role)} if point.role else {}
+        listed[made.key] = StudyPoint(None, None, None, seeds, "scenes", {"rung": point.title}, roles=roles)
+    study = Study(
         name,
-        "training",
         "Weights over training",
-        listed,
         command=f"numdev train study={name}",
         figure="training_ladder" if name == "fig8" else "training_weights",
-        claims=list(claims),
-        more=["training_loss"] if losses else [],
-        scenarios=[plain(_SCENARIO)],
-        settings={"variant.ulp": ["ulp", "by how many last places one weight is moved before training"]},
+        claims=claims,
+        points=tuple(listed.values()),
+        more=("training_loss",) if losses else (),
+        scenarios=(_SCENARIO,),
     )
-    store.put_study(name, manifest)
+    settings = [Column("variant.ulp", "ulp", "by how many last places one weight is moved before training")]
+    store.put_study(name, study.manifest([*listed], "training", settings))
     return store
 
 

@@ -12,10 +12,11 @@ from rmsnorm.operation import RMSNORM, Blocked, Eager, Kind, Policy, Problem
 
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
+from numdev.measurement.studies import run
 from numdev.report.document.export import to_csv
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.study import Study, StudyPoint
 
 BLOCKS = (64, 256, 1024)
 

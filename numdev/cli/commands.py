@@ -74,10 +74,9 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
     What cannot be written is refused before anything is measured.
     """
     from numdev.cli import build, expand, show
-    from numdev.measurement.studies import Batch, Plan
+    from numdev.measurement.studies import Batch, Plan, Shard
     from numdev.report.document.folder import refuse_other
     from numdev.results.store import Store, refuse_unwritable
-    from numdev.results.study import Shard
 
     _refuse(cfg, _OF_A_POINT)
     refuse_unwritable("results", Path(cfg.results))

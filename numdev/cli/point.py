@@ -30,10 +30,10 @@ from numdev.cli.show import Metrics, PointNames
 from numdev.errors import BadInput, one_of
 from numdev.measurement.deviation import check_memory
 from numdev.measurement.runner import Runner
-from numdev.measurement.studies import Plan
+from numdev.measurement.studies import DONE, Plan
 from numdev.results.record import Record, Where
-from numdev.results.store import Store, manifest_of, stored_point
-from numdev.results.study import DONE
+from numdev.results.store import Scenario, Store
+from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice
 
 LOG = logging.getLogger("numdev")
@@ -70,7 +70,7 @@ def run(cfg: DictConfig, job: Job) -> Ended:
             where |= {"on_replicate": bar.replicates, "within": bar.within}
             record = bench.measure(*point.parts, **where)
         store.put(record)
-    _keep(store, job, cfg, expander, request, (bench, record))
+    _keep(store, job, cfg, expander, request, (point, bench, record))
     LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
     figure = bench.kind.figure(cfg.objective, record) if cfg.objective else None
     ended = Ended(code_of_point(record.status), figure=figure, key=record.key)
@@ -80,9 +80,12 @@ def run(cfg: DictConfig, job: Job) -> Ended:
     return ended
 
 
-def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[Runner, Record]) -> None:
+Measured = tuple[StudyPoint, Runner, Record]
+
+
+def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: Measured) -> None:
     """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it."""
-    (bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
+    (point, bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
     labels = {name: settings.get(name, OmegaConf.select(cfg, name)) for name in swept} or settings
     fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
     name, title = _named(job.command, record, swept, fixed)
@@ -91,16 +94,15 @@ def _keep(store: Store, job: Job, cfg: DictConfig, expander: Expander, request: 
     values = {name: value for name, value in own.items() if not name.endswith("_target_") and not isinstance(value, Mapping)}
     apart = set(_OF_THE_RUN).difference(swept)
     command = [text for text in job.arguments if text.partition("=")[0].lstrip("+") not in apart]
-    point = stored_point(
+    stored = replace(point, labels=_plain(labels)).stored(
         record.key,
-        _plain(labels),
         number=HydraConfig.get().job.num if swept else store.count(name),
         command=shlex.join(["numdev", job.command, *command]),
         explicit=[*labels, *fixed],
         composed=_plain({**values, **request.options, **fixed}),  # what a figure can be drawn over
     )
-    meanings = {column.name: [column.unit, column.meaning] for column in bench.settings}
-    store.put_point(manifest_of(name, record.kind, title, settings=meanings, words=words, swept=list(swept)), point)
+    study = Study(name, title, words=words, swept=swept, scenarios=(Scenario("default", ""),))
+    store.put_point(study.manifest((), record.kind, bench.kind.operation.settings()), stored)
 
 
 def _swept(job: Job) -> tuple[str, ...]:

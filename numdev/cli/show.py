@@ -24,11 +24,10 @@ from numdev.cli.exit_codes import Ended
 from numdev.cli.progress import output
 from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.speed import FOLLOWING, derived
-from numdev.measurement.studies import Plan
+from numdev.measurement.studies import Outcome, Plan
 from numdev.report.statistics import mean, ratio, significant
 from numdev.results.record import Record, Status, Use, summary
 from numdev.results.store import Store
-from numdev.results.study import Outcome
 
 _SIZE = "problem.n"
 _USUAL = "default"  # an option of this name says nothing that a reader does not expect

@@ -168,15 +168,6 @@ class Runner:
         self.device = resolve_device(device)
         self._kept = Kept(cache_bytes)
 
-    @property
-    def kind_name(self) -> str:
-        return self.kind.name
-
-    @property
-    def settings(self) -> tuple[Column, ...]:
-        """Meanings of the settings of a point, as its operation declares them."""
-        return self.kind.operation.settings()
-
     def environment(self) -> dict[str, str]:
         """Everything that may change a bit of a result: that of torch and the processor, and what the operation names."""
         return environment(self.device) | self.kind.operation.environment(self.device)
@@ -201,11 +192,10 @@ class Runner:
         point = self._point(problem, variant, baseline, seeds)
         if point.seeds < 1:
             raise BadInput("seeds", point.seeds, "give the number of replicates, at least 1")
-        unmeasured, start = self._unmeasured(point), time.perf_counter()
-        tables, kernel, reason = unmeasured.tables, "", ""
+        unmeasured, start = self.unmeasured(point), time.perf_counter()
+        findings, reason = Findings(unmeasured.tables), ""
         try:
             findings = self.kind.run(point, Context(self.device, point.seeds, self._kept, **where))
-            tables, kernel = findings.tables, findings.kernel
             reason = "; ".join(filter(None, (findings.nonfinite, findings.zero)))
             status = Status.NONFINITE if findings.nonfinite else Status.ZERO if findings.zero else Status.OK
         except Unsupported as error:
@@ -220,12 +210,8 @@ class Runner:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise StoreError(f"results: {error}; free some space, then run again") from error
             status, reason = failure(error, self.kind.operation.smaller)
-        seconds = time.perf_counter() - start
-        return replace(unmeasured, status=status, reason=reason, tables=tables, seconds=seconds, kernel=kernel)
-
-    def without_figures(self, point: tuple[Any, Any, Any, int], status: Status, reason: str) -> Record:
-        """The record of a point that is not measured, and why."""
-        return replace(self._unmeasured(Point(*point)), status=status, reason=reason)
+        seconds, tables = time.perf_counter() - start, findings.tables
+        return replace(unmeasured, status=status, reason=reason, tables=tables, seconds=seconds, kernel=findings.kernel)
 
     def _point(self, problem: Any, variant: Any, baseline: Any, seeds: int | None) -> Point:
         return Point(problem, variant, baseline, self.kind.seeds if seeds is None else seeds)
@@ -233,8 +219,9 @@ class Runner:
     def _key(self, config: dict[str, Any], facts: dict[str, str]) -> str:
         return key_of({"kind": self.kind.name, "operation": self.kind.operation.name} | config, facts)
 
-    def _unmeasured(self, point: Point) -> Record:
-        """Everything that a record states before there are figures."""
+    def unmeasured(self, parts: tuple[Any, Any, Any, int], status: Status = Status.OK, reason: str = "") -> Record:
+        """Everything that a record states before there are figures, or of a point that has none, and why."""
+        point = Point(*parts)
         config, facts, columns = self.kind.config(point), self.environment(), self.kind.columns_of(point)
         return Record(
             key=self._key(config, facts),
@@ -244,7 +231,8 @@ class Runner:
             columns=columns,
             config=config,
             environment=facts,
-            status=Status.OK,
+            status=status,
+            reason=reason,
             tables={name: [] for name in columns},
             facts=self.kind.operation.facts(config),
         )
@@ -252,9 +240,8 @@ class Runner:
 
 def failure(error: Exception | SystemExit, smaller: str) -> tuple[Status, str]:
     """How an unexpected error ends a point, and what a record says of it; `smaller` is what to use where memory ends."""
-    called = f"it called sys.exit({error.code!r})" if isinstance(error, SystemExit) else ""
-    text = (called or str(error)).strip().splitlines()
-    reason = f"{type(error).__name__}: {text[0] if text else ''}"
+    text = f"it called sys.exit({error.code!r})" if isinstance(error, SystemExit) else str(error)
+    reason = f"{type(error).__name__}: {''.join(text.strip().splitlines()[:1])}"
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error):
         return Status.OUT_OF_MEMORY, f"{reason}; use {smaller}"
     frame = traceback.extract_tb(error.__traceback__)[-1]

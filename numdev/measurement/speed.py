@@ -278,11 +278,11 @@ class Speeds(Kind):
         Raises:
             MemoryError: if too little memory is free: a system that overcommits memory would kill the process.
         """
-        rows: list[dict[str, Any]] = []
-        compared: list[dict[str, Any]] = []
-        kernels: dict[str, None] = {}
+        rows, compared, kernels = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, None]()
         try:
-            self._check_memory(point, context.device)
+            needed, free = self.needed_bytes(point.problem, point.variant), available_bytes(context.device)
+            if needed > free:
+                raise MemoryError(f"about {needed / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")
             for seed in context.replicates():
                 row, deviation, kernel = self._replicate(point, seed, context)
                 place = {"seed": seed, "cluster": point.problem.cluster(seed), "subject": "variant"}
@@ -336,8 +336,3 @@ class Speeds(Kind):
         golden = context.kept.get(("golden of speed", operation.name, small, seed), exact)
         sample = operation.workload.compared(point.problem, output.tensors()[primary])
         return compare(Sample(sample), golden, point.variant.formats[primary])
-
-    def _check_memory(self, point: Point, device: torch.device) -> None:
-        needed, free = self.operation.workload.needed_bytes(point.problem, point.variant), available_bytes(device)
-        if needed > free:
-            raise MemoryError(f"about {needed / 2**30:.1f} GiB are needed and {free / 2**30:.1f} GiB are free")

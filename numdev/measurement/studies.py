@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -26,12 +28,121 @@ from numdev.errors import BadInput, NumdevError
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.runner import CACHE_BYTES, Runner
 from numdev.results.environment import available_bytes, usable_cores
+from numdev.results.record import BAD_OUTPUT, Status, Where
 from numdev.results.store import Store
-from numdev.results.study import Outcome, PointEnded, Shard, Study, StudyPoint, begin, keys_of, measured, points_of, run, stored
+from numdev.results.study import Study, StudyPoint
 
+DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does not measure again
+Ended = tuple[Status, str]  # how a point ended, and why where it is not `ok`
+Points = list[tuple[str, StudyPoint]]  # with their keys
+Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next
 Work = Sequence[tuple[Study, Runner]]
 THREADS = "OMP_NUM_THREADS"
 _REPLICATES = 100  # from which on processes are worth their start
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part `index` of `count` of a study's distinct points."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1 or not 0 <= self.index < self.count:
+            raise BadInput("shard", self.index, f"give a number from 0 to shards - 1, which is {self.count - 1}")
+
+
+@dataclass
+class Outcome:
+    """Counts of what a run of a study did, and how each of its points ended."""
+
+    measured: int = 0
+    skipped: int = 0  # since their records were there
+    seconds: float = 0.0
+    statuses: list[Status] = field(default_factory=list)
+    failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
+
+    @property
+    def has_errors(self) -> bool:
+        return Status.ERROR in self.statuses
+
+
+def keys_of(study: Study, bench: Runner) -> list[str]:
+    """The key of each point of a study, in their order."""
+    return [bench.key(*point.parts) for point in study.points]
+
+
+def points_of(study: Study, keys: Sequence[str], shard: Shard) -> Points:
+    """The distinct points of a shard, those of one problem together."""
+    points = dict(zip(keys, study.points, strict=True))
+    first: dict[Any, int] = {}
+    for point in points.values():
+        first.setdefault(point.problem, len(first))
+    return sorted(points.items(), key=lambda item: first[item[1].problem])[shard.index :: shard.count]
+
+
+def stored(store: Store, key: str) -> Ended | None:
+    """How a point of the store ended; None for one that is to be measured."""
+    record = store.get(key)
+    return None if record is None or record.status not in DONE else (record.status, record.reason)
+
+
+def measured(point: StudyPoint, bench: Runner, store: Store, key: str, where: Where) -> Ended:
+    """Measure a point and store its record; a request that cannot be measured is a failed point, and the others go on."""
+    if point.refused:
+        record = bench.unmeasured(point.parts, Status.UNSUPPORTED, point.refused)
+    else:
+        try:
+            folders: Where = {"folder": store.work(key), "shared": store.shared}
+            record = bench.measure(*point.parts, **(where | folders))
+        except BadInput as error:
+            record = bench.unmeasured(point.parts, Status.ERROR, str(error))
+    store.put(record)
+    shutil.rmtree(store.work(key), ignore_errors=True)
+    return record.status, record.reason
+
+
+def _silent(done: int, total: int, point: StudyPoint) -> None:
+    """Reports no progress."""
+
+
+def run(
+    study: Study,
+    bench: Runner,
+    store: Store,
+    *,
+    fresh: bool = False,
+    shard: Shard | None = None,
+    progress: Progress = _silent,
+    keys: Sequence[str] | None = None,
+    pool: Callable[[Points, int, Progress], dict[str, Ended]] | None = None,
+    **where: Unpack[Where],
+) -> Outcome:
+    """Measure the points of a study that the store does not have yet; of `where` the caller may give `on_replicate` and `within`.
+
+    Points of one problem are measured together, so that golden and inputs are computed once for them. A point that fails is
+    listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
+    `keys` are those of the points, where they are at hand; a `pool` measures what is left in other processes.
+    """
+    outcome, start, ended = Outcome(), time.perf_counter(), dict[str, Ended]()
+    keys = keys_of(study, bench) if keys is None else keys
+    store.put_study(study.name, study.manifest(keys, bench.kind.name, bench.kind.operation.settings()))
+    work = points_of(study, keys, shard or Shard())
+    if pool is not None:
+        left = [(key, point) for key, point in work if fresh or stored(store, key) is None]
+        ended, progress = pool(left, len(work), progress), _silent  # which reports each
+    for done, (key, point) in enumerate(work):
+        progress(done, len(work), point)
+        kept = None if fresh or key in ended else stored(store, key)
+        status, reason = kept or ended.get(key) or measured(point, bench, store, key, where)
+        outcome.skipped += kept is not None
+        outcome.measured += kept is None
+        outcome.statuses.append(status)
+        if status is not Status.OK:
+            outcome.failures.append((point.text(), status, reason))
+    outcome.seconds = time.perf_counter() - start
+    return outcome
 
 
 @dataclass(frozen=True)
@@ -44,15 +155,12 @@ class Plan:
     bytes: int = 0  # that the largest of the others needs; 0 where it is not known
 
     @classmethod
-    def of(cls, points: Iterable[tuple[str, StudyPoint]], bench: Runner, store: Store, *, fresh: bool) -> Plan:
+    def of(cls, points: Points, bench: Runner, store: Store, *, fresh: bool) -> Plan:
         """The plan of points with their keys."""
-        plan = cls()
-        for key, point in points:
-            is_there = not point.refused and not fresh and stored(store, key) is not None
-            is_left = not point.refused and not is_there
-            needed = bench.kind.needed_bytes(point.problem, point.variant) if is_left else 0
-            plan += cls(1, int(is_there), point.seeds if is_left else 0, needed)
-        return plan
+        able = [(key, point) for key, point in points if not point.refused]
+        left = [point for key, point in able if fresh or stored(store, key) is None]
+        needed = max((bench.kind.needed_bytes(point.problem, point.variant) for point in left), default=0)
+        return cls(len(points), len(able) - len(left), sum(point.seeds for point in left), needed)
 
     def __add__(self, other: Plan) -> Plan:
         replicates, needed = self.replicates + other.replicates, max(self.bytes, other.bytes)
@@ -91,15 +199,14 @@ class Batch:
         with one_thread(self.work[0][1]):
             left = {key: one for part in self.parts for key, one in part.items() if self.fresh or not self.store.holds(key)}
             count = processes(workers, self.work[0][1], [*left.values()], is_alone=is_alone)
-            pool = Workers(count, self.work, self.store) if count > 1 else None  # forked before the bar starts a thread
+            pool = Workers(count, self) if count > 1 else None  # forked before the bar starts a thread
             with pool or nullcontext(), bar:
                 try:
                     for place, (study, bench) in enumerate(self.work):
                         how: dict[str, Any] = {"fresh": self.fresh, "shard": self.shard, "keys": self.keys[place]}
-                        how["progress"] = bar.of(study, len(self.parts[place]))
-                        if pool is None:
-                            how |= {"on_replicate": bar.replicates, "within": bar.within}
-                        outcomes[study.name] = pool.run(place, **how) if pool else run(study, bench, self.store, **how)
+                        how |= {"progress": bar.of(study, len(self.parts[place])), "pool": pool and partial(pool.run, place)}
+                        how |= {"on_replicate": bar.replicates, "within": bar.within}
+                        outcomes[study.name] = run(study, bench, self.store, **how)
                         bar.point(sum(one.measured + one.skipped for one in outcomes.values()))
                 except KeyboardInterrupt:
                     # In the store, as workers report several points at a time
@@ -110,7 +217,7 @@ class Batch:
 
 def _is_pooled(bench: Runner) -> bool:
     """Whether processes beside one another measure the same as one: deviations on a CPU, but not times and not what trains."""
-    return bench.kind_name == DEVIATION and bench.device.type == "cpu"
+    return bench.kind.name == DEVIATION and bench.device.type == "cpu"
 
 
 @contextmanager
@@ -148,15 +255,16 @@ def processes(workers: int | None, bench: Runner, points: Sequence[StudyPoint], 
     return max(1, min(count, len(points), available_bytes(bench.device) // max(sizes, default=1)))
 
 
-_WORK: list[tuple[Study, Runner, Store]] = []
-"""In a worker, the studies, what measures them and where: forked, so that they need not be sent."""
+Part = tuple[dict[str, StudyPoint], Runner, Store]
+_WORK: list[Part] = []
+"""In a worker, the points of each study, what measures them and where: forked, so that they need not be sent."""
 
 
 class _Terminated(SystemExit):
     """Ends a worker, where `sys.exit` in a function of the user ends its point."""
 
 
-def _begin_worker(threads: int, work: list[tuple[Study, Runner, Store]]) -> None:
+def _begin_worker(threads: int, work: list[Part]) -> None:
     """Ctrl-C reaches the command alone, which ends its workers; they end by themselves when the command is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _terminate)
@@ -176,25 +284,26 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _measure(study: int, points: Sequence[tuple[str, int]]) -> list[tuple[str, PointEnded]]:
-    """Measure points of a study, named by key and place."""
-    own, bench, store = _WORK[study]
-    return [(key, measured(own.points[place], bench, store, key, {})) for key, place in points]
+def _measure(study: int, keys: Sequence[str]) -> dict[str, Ended]:
+    """Measure points of a study."""
+    points, bench, store = _WORK[study]
+    return {key: measured(points[key], bench, store, key, {}) for key in keys}
 
 
 class Workers(ProcessPoolExecutor):
     """Processes that measure the points of studies."""
 
-    def __init__(self, count: int, work: Work, store: Store) -> None:
-        self.count, self.work, self.store = count, work, store
+    def __init__(self, count: int, batch: Batch) -> None:
+        self.count, self.work = count, batch.work
         # Golden results of a worker go with it.
-        own = [(study, Runner(bench.kind, str(bench.device), CACHE_BYTES // count), store) for study, bench in work]
+        benches = [Runner(bench.kind, str(bench.device), CACHE_BYTES // count) for _, bench in batch.work]
+        parts = [(points, bench, batch.store) for points, bench in zip(batch.parts, benches, strict=True)]
         fork, threads = multiprocessing.get_context("fork"), torch.get_num_threads()
-        super().__init__(count, fork, initializer=_begin_worker, initargs=(threads, own))
+        super().__init__(count, fork, initializer=_begin_worker, initargs=(threads, parts))
         self.submit(os.getpid).result()
 
-    def run(self, place: int, *, fresh: bool, shard: Shard, keys: Sequence[str], progress: Any) -> Outcome:
-        """As `numdev.results.study.run` for the study at a place, with the same records and the same outcome.
+    def run(self, place: int, left: Points, total: int, progress: Progress) -> dict[str, Ended]:
+        """Measure what is left of the `total` points of the study at a place.
 
         Points of one problem go to one worker, for golden to be computed once, unless they are more than its share of the work.
         The longest go first, so that no worker is left with them at the end.
@@ -202,24 +311,21 @@ class Workers(ProcessPoolExecutor):
         Raises:
             NumdevError: if a worker is killed. An error that a worker raises is raised here.
         """
-        (study, bench), start = self.work[place], time.perf_counter()
-        work, at = begin(study, bench, self.store, shard, keys), {key: i for i, key in enumerate(keys)}
-        ended = {} if fresh else {key: how for key, _ in work if (how := stored(self.store, key))}
-        left = [item for item in work if item[0] not in ended]
-        size = {key: point.seeds * max(1, bench.kind.needed_bytes(point.problem, point.variant)) for key, point in left}
-        share, parts = sum(size.values()) / (2 * self.count), []
+        kind, there, ended = self.work[place][1].kind, total - len(left), dict[str, Ended]()
+        size = {key: point.seeds * max(1, kind.needed_bytes(point.problem, point.variant)) for key, point in left}
+        share, parts = sum(size.values()) / (2 * self.count), list[Points]()
         for _, points in groupby(left, lambda item: item[1].problem):
             group = list(points)
             most = max(1, int(share / size[group[0][0]]))
             parts += [group[i : i + most] for i in range(0, len(group), most)]
         parts.sort(key=lambda part: sum(size[key] for key, _ in part), reverse=True)
         if left:
-            progress(len(ended), len(work), left[0][1])
+            progress(there, total, left[0][1])
         try:
-            futures = {self.submit(_measure, place, [(key, at[key]) for key, _ in part]): part for part in parts}
+            futures = {self.submit(_measure, place, [key for key, _ in part]): part for part in parts}
             for future in as_completed(futures):
-                ended.update(future.result())
-                progress(len(ended), len(work), futures[future][-1][1])
+                ended |= future.result()
+                progress(there + len(ended), total, futures[future][-1][1])
         except BaseException as error:
             self.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -229,8 +335,4 @@ class Workers(ProcessPoolExecutor):
                 hint = "the system ends processes where memory ends; use workers=1, or less memory. What is measured is kept"
                 raise NumdevError(f"workers: one of them was killed; {hint}") from None
             raise
-        outcome = Outcome()
-        for key, point in work:
-            outcome.add(point, ended[key])
-        outcome.seconds = time.perf_counter() - start  # what passed, of which each point's own time is a part
-        return outcome
+        return ended

@@ -9,14 +9,14 @@ import hashlib
 import io
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from numdev.errors import StoreError
-from numdev.results.record import Record, Rows, plain, write_atomically
+from numdev.results.record import Record, Rows, write_atomically
 
 LONG = 1000  # rows from which a table is kept apart
 _MOST_COMMANDS = 4  # of a sweep, that are named in one line
@@ -61,31 +61,6 @@ class Scenario:
     title: str  # what they are, for a reader: "uniform inputs, every step in F, FlashAttention-1"
     role: Role = Role.BEYOND
     stands_for: str = ""  # the row of the source's table that this scenario repeats, where the claim is on a table
-
-
-def stored_point(key: str, labels: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
-    """A point of a manifest: the key of its record, its labels, and of these facts those that are not as in a plain study.
-
-    `labels` are the values of what was swept, or of a single point everything that the user gave. `scenario` and `roles` are as
-    those of `numdev.results.study.StudyPoint`; `number` is that of the job of a sweep, `command` its command line; `explicit`
-    names everything that the user gave, that all points of the sweep have alike too; `composed` has every setting of the point
-    by the name of the command line, also those that nobody gave.
-    """
-    plain_study = {"scenario": "default", "roles": {}, "number": 0, "command": "", "explicit": list(labels), "composed": {}}
-    return {"key": key, "labels": dict(labels)} | plain_study | facts
-
-
-def manifest_of(name: str, kind: str, title: str, points: Sequence[Mapping[str, Any]] = (), **parts: Any) -> dict[str, Any]:
-    """A manifest: the name of a study or sweep, its kind of measurement, its title, each `stored_point`, and of its parts some.
-
-    These are the fields of `numdev.results.study.Study`, and `stated_claims`, the claims of its file by name; `settings`, unit
-    and meaning of the settings of the records by column; `swept`, the names of what a sweep from the command line swept, none
-    for single points, None for a study. A store adds the points of a sweep one by one.
-    """
-    empty: dict[str, Any] = {"question": "", "command": "", "overrides": [], "figure": None, "more": [], "plot": None}
-    empty |= {"claims": [], "stated_claims": {}, "scenarios": [plain(Scenario("default", ""))]}
-    empty |= {"settings": {}, "words": {}, "swept": None}
-    return {"name": name, "kind": kind, "title": title} | empty | parts | {"points": list(points)}
 
 
 @dataclass
@@ -151,11 +126,11 @@ class Store:
         return self.path / "runs"
 
     def put_study(self, name: str, manifest: Mapping[str, Any]) -> None:
-        """Write which points a study has, with their scenarios and labels (`manifest_of`)."""
+        """Write which points a study has, with their scenarios and labels: its `manifest`."""
         write_atomically(self._manifest(name), json.dumps(manifest, indent=1).encode())
 
     def put_point(self, manifest: Mapping[str, Any], point: Mapping[str, Any]) -> None:
-        """Write a point of a sweep (`stored_point`), and its manifest, which has no points."""
+        """Write a point of a sweep (`StudyPoint.stored`), and its manifest, which has no points."""
         name, head = manifest["name"], json.dumps(manifest, indent=1).encode()
         if not self._manifest(name).is_file() or self._manifest(name).read_bytes() != head:
             write_atomically(self._manifest(name), head)

@@ -135,9 +135,9 @@ class TestBadStudies:
 
 @pytest.mark.parametrize("name", LIBRARY.options("study"))
 def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
+    from numdev.measurement.studies import run
     from numdev.results.record import Status
     from numdev.results.store import Store
-    from numdev.results.study import run
 
     expander = Expander(LIBRARY, {"seeds": 2}).of(name)
     made = expander.study(name, LIBRARY.study(name))

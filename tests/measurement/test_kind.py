@@ -22,11 +22,12 @@ from numdev.errors import BadInput, Unsupported
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kept, Kind, Point, Runner
+from numdev.measurement.studies import run
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import load
 from numdev.results.record import Column, Status, Use
 from numdev.results.store import LONG, Store
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.study import Study, StudyPoint
 
 SEED = Column("seed", "", "the replicate", Use.PLACE)
 

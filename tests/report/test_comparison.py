@@ -26,13 +26,14 @@ from numdev.measurement.deviation import COLUMNS as DEVIATION
 from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import Budget, Speeds
+from numdev.measurement.studies import run
 from numdev.report.comparison import COLUMNS, COMPARABLE, Criterion, compare, show
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.statistics import Floats, holm, ratio
 from numdev.results.record import Column, Record, Status
-from numdev.results.store import Store, manifest_of, stored_point
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.store import Scenario, Store
+from numdev.results.study import Study, StudyPoint
 from tests.cli.commands import Command, refusal
 
 CLOSE = 1e-9  # the same test in FP64 by another route: logs of size 10 to 1e-15, over standard errors of 0.05
@@ -68,15 +69,16 @@ def failed(status: Status, reason: str, **changes: Any) -> Point:
     return point(status=status, reason=reason, rows=[], **changes)
 
 
-UNIFORM = [{"name": "uniform", "title": "uniform inputs", "role": "beyond"}]
+UNIFORM = (Scenario("uniform", "uniform inputs"),)
 
 
 def store_of(path: Path, *points: Point, study: str = "s") -> Store:
     store = Store(path)
     for _, made in points:
         store.put(made)
-    listed = [stored_point(made.key, labels, scenario="uniform") for labels, made in points]
-    store.put_study(study, manifest_of(study, "deviation", "t", listed, scenarios=UNIFORM))
+    listed = tuple(StudyPoint(None, None, None, 1, "uniform", labels) for labels, _ in points)
+    manifest = Study(study, "t", points=listed, scenarios=UNIFORM).manifest([made.key for _, made in points], "deviation")
+    store.put_study(study, manifest)
     return store
 
 

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from numdev.errors import StoreError
 from numdev.results.record import Column, Record, Status, Use
-from numdev.results.store import LONG, Store, manifest_of, stored_point
+from numdev.results.store import LONG, Store
+from numdev.results.study import Study, StudyPoint
 
 
 def record(key: str = "a" * 32, seconds: float = 0.5, rows: int = 1) -> Record:
@@ -192,8 +193,10 @@ POINTS = st.lists(st.tuples(SETTINGS, SETTINGS), min_size=1, max_size=6, unique_
 def store_of(path: Path, points: list[tuple[dict[str, Any], dict[str, Any]]]) -> Store:
     store = Store(path)
     for number, (labels, composed) in enumerate(points):
-        point = stored_point(f"k{number}", labels, number=number, command="numdev", composed=composed)
-        store.put_point(manifest_of("s", "deviation", "a sweep", swept=["problem.n"]), point)
+        point = StudyPoint(None, None, None, 1, labels=labels).stored(
+            f"k{number}", number=number, command="numdev", composed=composed
+        )
+        store.put_point(Study("s", "a sweep", swept=("problem.n",)).manifest((), "deviation"), point)
     return store
 
 

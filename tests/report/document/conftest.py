@@ -20,13 +20,14 @@ from numdev.attention.vendor.sdpa import Backend, Sdpa
 from numdev.attention.vendor.vanilla import Vanilla
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import Budget, Speeds
+from numdev.measurement.studies import run
 from numdev.report.document import pages
 from numdev.report.document.context import Part, context
 from numdev.report.document.pages import write_pdf
 from numdev.report.document.report import write_part
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
-from numdev.results.study import Study, StudyPoint, run
+from numdev.results.study import Study, StudyPoint
 
 STUDIES = ["fig3", "fig4", "fig5", "sign", "kernels"]
 

@@ -14,12 +14,13 @@ from rich.console import Console
 
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
+from numdev.measurement.studies import run
 from numdev.report.comparison import Change, Criterion, compare, show
 from numdev.report.document.context import Part, context
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
-from numdev.results.study import Study, run
+from numdev.results.study import Study
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "rmsnorm"
 pytestmark = pytest.mark.xdist_group("report of another operation")

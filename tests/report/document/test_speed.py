@@ -15,13 +15,13 @@ from rich.console import Console
 from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.errors import BadInput
+from numdev.measurement.studies import run
 from numdev.report.document.report import make_report
 from numdev.report.figures.theme import styled
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import SPEED, load
 from numdev.report.studies.speed import SPEED_FIGURES, frame
 from numdev.results.store import Store
-from numdev.results.study import run
 from tests.toy_studies import toy
 
 pytestmark = pytest.mark.xdist_group("speed of reports")

@@ -15,13 +15,13 @@ from numdev.api import Bench
 from numdev.attention.exact import Exact
 from numdev.cli import compare
 from numdev.errors import BadInput
+from numdev.measurement.studies import run
 from numdev.report.claims.verdicts import judge
 from numdev.report.document.context import Part, context
 from numdev.report.document.report import make_report, write_part
 from numdev.report.reading.frames import TRAINING, load
 from numdev.report.studies.registry import CHAPTERS, CLAIMS
 from numdev.results.store import Store
-from numdev.results.study import run
 from tests.report.document.conftest import texts
 from tests.toy_studies import toy
 from tests.toy_training import STEPS, Law, ladder, stored

@@ -14,11 +14,12 @@ from numdev.attention.operation import ATTENTION
 from numdev.errors import BadInput
 from numdev.measurement.deviation import COLUMNS as DEVIATION
 from numdev.measurement.metrics import METRICS, NONFINITE
+from numdev.measurement.studies import Shard, run
 from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
 from numdev.report.reading.frames import COMPARISON, Results, load
 from numdev.results.record import Column, Record, Status
-from numdev.results.store import Store, manifest_of, stored_point
-from numdev.results.study import Shard, run
+from numdev.results.store import Scenario, Store
+from numdev.results.study import Study, StudyPoint
 from tests.toy_studies import TILES, toy
 
 SMALL = {"problem.n": 32, "seeds": 2}
@@ -45,9 +46,10 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     for made in records:
         store.put(made)
     names = names or ("default",) * len(records)
-    points = [stored_point(made.key, {}, scenario=name) for made, name in zip(records, names, strict=True)]
-    scenarios = [{"name": name, "title": f"the {name} one", "role": "beyond"} for name in dict.fromkeys(names)]
-    store.put_study("s", manifest_of("s", "deviation", "t", points, scenarios=scenarios))
+    points = tuple(StudyPoint(None, None, None, 1, name) for name in names)
+    scenarios = tuple(Scenario(name, f"the {name} one") for name in dict.fromkeys(names))
+    keys = [made.key for made in records]
+    store.put_study("s", Study("s", "t", points=points, scenarios=scenarios).manifest(keys, "deviation"))
     return store
 
 

@@ -72,7 +72,7 @@ def kernels() -> Study:
     """The emulated policies beside kernels that run without a GPU."""
     own = EXPANDER.composer.study("kernels")["axes"]["kernel"]
     policies = {name: {**own[name], "tiling.br": 16, "tiling.bc": 16} for name in ("uniform_bf16", "kernel_bf16")}
-    each = {name: {**CPU[name], "role": own[name].get("role", "subject")} for name in ("sdpa_flash", "sdpa_math", "flex")}
+    each = {name: {**CPU[name], "role": own.get(name, {}).get("role", "subject")} for name in ("sdpa_flash", "sdpa_math", "flex")}
     return toy("kernels", ("uniform", "normal"), {"kernel": {**policies, **each}}, TILES | {"problem.heads": 1})
 
 

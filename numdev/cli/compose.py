@@ -169,9 +169,11 @@ def study_fields(name: str, loaded: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := next((key for key in loaded if key not in known), None):
         raise BadInput("study", name, f"a study has no field {unknown}; {one_of(unknown, known)}")
     try:
-        return plain(OmegaConf.merge(OmegaConf.structured(schema.StudyConfig), loaded), throw_on_missing=True)
+        fields = plain(OmegaConf.merge(OmegaConf.structured(schema.StudyConfig), loaded), throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise BadInput("study", name, f"{str(error).splitlines()[0]}; see docs/how-to/add-study.md") from None
+    first = next(iter(fields["figures"]), None) if fields["plot"] is None else None
+    return fields | {"figure": fields["figure"] or first}
 
 
 def plain(config: Any, *, resolve: bool = False, throw_on_missing: bool = False) -> dict[str, Any]:

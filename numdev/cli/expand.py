@@ -106,7 +106,8 @@ class Expander:
         """
         named = fields["scenarios"] or {"default": {"title": fields["title"]}}
         statements = {key: _mapping(f"study.scenarios.{key}", own) for key, own in named.items()}
-        axes = {key: _alike({**fields["axes"], **_mapping("axes", own.get("axes"))}) for key, own in statements.items()}
+        merged = {key: {**fields["axes"], **_mapping("axes", own.get("axes"))} for key, own in statements.items()}
+        axes = {key: {axis: _written_out(entries) for axis, entries in own.items()} for key, own in merged.items()}
         known = {axis for own in axes.values() for axis in own if axis in self.task and _has(own[axis], self.task[axis])}
         scenarios, points, changed = dict[str, Scenario](), list[StudyPoint](), set[str]()
         for key, own in statements.items():
@@ -260,16 +261,29 @@ def _mapping(where: str, value: Any) -> Mapping[str, Any]:
     return value or {}
 
 
-def _alike(axes: Mapping[str, Any]) -> dict[str, Any]:
-    """Axes in which an entry with `each`, a list of names, has become one entry for each name, in place of `@`."""
+def _written_out(entries: Any) -> Any:
+    """The entries of an axis, of which one with `each`, a list, has become one for each of its items, in place of `@`.
 
-    def entries(name: str, own: Any) -> dict[str, Any]:
+    It stands in settings, at the end of values, and in the name of the entry, which is the item where there is no `@`.
+    """
+    if not isinstance(entries, Mapping):
+        return entries
+    made: dict[Any, Any] = {}
+    for name, own in entries.items():
         if not isinstance(own, Mapping) or not isinstance(own.get("each"), list):
-            return {name: own}
-        return {one: {key.replace("@", one): own[key] for key in own if key != "each"} for one in own["each"]}
+            made[name] = own
+            continue
+        for item in own["each"]:
+            label = str(name).replace("@", str(item)) if "@" in str(name) else item
+            made[label] = {key.replace("@", str(item)): _ending(value, item) for key, value in own.items() if key != "each"}
+    return made
 
-    named = {axis: values for axis, values in axes.items() if isinstance(values, Mapping)}
-    return {**axes, **{axis: {k: v for one in own for k, v in entries(one, own[one]).items()} for axis, own in named.items()}}
+
+def _ending(value: Any, item: Any) -> Any:
+    """A value with an item in place of the `@` at its end; CAST@16 has it elsewhere."""
+    if not isinstance(value, str) or not value.endswith("@"):
+        return value
+    return item if value == "@" else f"{value[:-1]}{item}"
 
 
 def _scenario(name: str, own: Statements) -> Scenario:

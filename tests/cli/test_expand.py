@@ -65,6 +65,9 @@ class TestGrid:
         step = {"none": None, "steps": {"each": ["scores", "values"], "precision.@": "fp16"}}
         own = {"none": None, "scores": {"precision.scores": "fp16"}, "values": {"precision.values": "fp16"}}
         assert study(axes={"step": step}).points == study(axes={"step": own}).points
+        like = {"tile @": {"each": [16, 32], "tiling.bc": "@", "precision.values": "e8m@", "precision.row_sum": "bf16@16"}}
+        each = {f"tile {n}": {"tiling.bc": n, "precision.values": f"e8m{n}", "precision.row_sum": "bf16@16"} for n in (16, 32)}
+        assert study(axes={"tile": like}).points == study(axes={"tile": each}).points
 
     @pytest.mark.parametrize(("own", "folder"), [(None, ""), ("my own", "--config-dir 'my own' ")])
     def test_carries_the_command_that_measures_it(self, own: str | None, folder: str) -> None:

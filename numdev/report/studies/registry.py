@@ -61,17 +61,24 @@ def _folder() -> Path:
 def _shipped() -> Iterator[Chapter]:
     """The chapter of each study that ships with numdev; the figure of a claim is the study's unless it names one."""
     for path in _folder().glob("*.yaml"):
-        fields = yaml.load(path.read_text(), _LOADER)
+        fields = _read(path)
         if "place" not in fields:
             continue
         defaults = [item[_OPERATION] for item in fields.get("defaults", ()) if isinstance(item, Mapping)]
         (operation,) = defaults or ["attention"]
-        words, figure = WORDS.get(operation, PLAIN), fields.get("figure") or ""
+        words, figure = WORDS.get(operation, PLAIN), fields.get("figure") or next(iter(fields.get("figures", ())), "")
         statements = [ClaimStatement.read(one) for one in fields.get("claims", ()) if not isinstance(one, str)]
         stated = {name: own for name, own in named(path.stem, tuple(statements)).items() if own is not None}
         claims = tuple(claim_of(name, own, words, figure) for name, own in stated.items())
         texts = {"measured": fields.get("measured", ""), "by_claim": operation == TRAINING}
         yield _chapter(path.stem, fields, claims, operation=operation, **texts)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The fields of a study's file, over those of the files of studies in its defaults list."""
+    fields: dict[str, Any] = yaml.load(path.read_text(), _LOADER)
+    shared = [item.partition("@")[0] for item in fields.get("defaults", ()) if isinstance(item, str) and "@" in item]
+    return {name: value for file in shared for name, value in _read(path.parent / f"{file}.yaml").items()} | fields
 
 
 def _chapter(study: str, fields: Mapping[str, Any], claims: tuple[Claim, ...], **more: Any) -> Chapter:

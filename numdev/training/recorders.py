@@ -18,6 +18,7 @@ from numdev.attention.exact import Exact, ExactBackward
 from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.record import write_atomically
+from numdev.results.store import pack
 from numdev.training.attend import ForwardAlone, Interception, Variant, callers, trainable
 from numdev.training.call import Arguments, Call
 
@@ -113,6 +114,17 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         super().__init__(model, read_masks)
         self.rows: list[dict[str, Any]] = []
         self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
+
+    def save(self, path: Path | str) -> None:
+        """Write the rows as Parquet, whole or not at all.
+
+        Raises:
+            BadInput: where there are none.
+            StoreError: where the file cannot be written.
+        """
+        if not self.rows:
+            raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
+        write_atomically(Path(path), pack("shadow", self.rows))
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         """See `Interception`."""

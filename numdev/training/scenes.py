@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from torch.nn import functional
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data import Purpose, stream
+from numdev.training.data import NULL, Captioned, Purpose, stream
 
 SHAPES = ("circle", "square", "triangle")  # each fits into 1.04 radii around its centre
 SIZES = {"small": (3.0, 3.7), "large": (5.4, 6.2)}
@@ -46,7 +46,6 @@ COLOURS = {
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 """Where the first thing stands, seen from the second: a step to the right and one down."""
 _CONVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
-NULL = 0  # the token that pads a caption, and all tokens of one that is left out
 WORDS = ("a", *SIZES, *COLOURS, *SHAPES, *dict.fromkeys(" ".join(RELATIONS).split()))
 """All words of the grammar; the token of a word is its place, from 2 on."""
 TOKENS = len(WORDS) + 2  # different tokens; 1 is of no word, and stays: the initial weights of a model depend on their number
@@ -100,18 +99,12 @@ def scenes() -> dict[str, Scene]:
     return {scene.caption: scene for scene in every}
 
 
-class Captioned(NamedTuple):
-    """Pictures of captions, in FP32 from -1 to 1."""
-
-    pictures: Float32[Tensor, "count 3 height width"]
-    tokens: Int[Tensor, "count length"]
-    captions: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Scenes:
     """Rendered scenes without end; a quarter shows one thing, the others two."""
 
+    tokens: ClassVar[int] = TOKENS
+    length: ClassVar[int] = LENGTH
     spread: float = setting(0.2, "how much places and sizes vary, from 0 to 1")
 
     def __post_init__(self) -> None:

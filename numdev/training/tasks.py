@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from numdev.errors import BadInput
 from numdev.settings import setting
-from numdev.training.data import Purpose, Text, normal, stream
+from numdev.training.data import NULL, Folder, Purpose, Text, normal, stream
 from numdev.training.models import DiffusionTransformer, LanguageModel, flow_loss, flowed, next_token_loss
-from numdev.training.scenes import LENGTH, NULL, TOKENS, Scenes
+from numdev.training.scenes import Scenes
 
 Batch = dict[str, Tensor]
 """Named tensors on the CPU, FP32 or int64, of one length in the first dimension."""
@@ -125,7 +125,7 @@ class TextToImage(Task):
     large size, for a GPU.
     """
 
-    data: Scenes = field(default_factory=Scenes)
+    data: Scenes | Folder = field(default_factory=Scenes)
     steps: int = setting(350, "training steps")
     batch: int = setting(32, "pictures of a step, over all ranks")
     picture: int = setting(32, "height and width of a picture", "pixels")
@@ -156,9 +156,10 @@ class TextToImage(Task):
             raise BadInput("task.dropped", self.dropped, "use a share from 0 to below 1")
         if not math.isfinite(self.guidance):
             raise BadInput("task.guidance", self.guidance, "use a finite number; 1 is no guidance")
+        self.data.held_out(1, self.picture)  # raises BadInput for an image that cannot be read, before anything is trained
 
     def model(self, seed: int) -> nn.Module:
-        sizes = (self.picture, self.patch, self.width, self.depth, self.heads, TOKENS, LENGTH)
+        sizes = (self.picture, self.patch, self.width, self.depth, self.heads, self.data.tokens, self.data.length)
         return seeded(lambda: DiffusionTransformer(*sizes, qk_norm=self.qk_norm), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:

@@ -1,14 +1,62 @@
-"""Text, and each way in which it can be wrong."""
+"""Captioned pictures of a folder, text, and each way in which they can be wrong."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from numdev.errors import BadInput
-from numdev.training.data import Text
+from numdev.results.record import describe
+from numdev.training.data import Folder, Text
+from numdev.training.tasks import TextToImage
+
+
+def pictures(folder: Path) -> Folder:
+    """24 pictures of one colour each; the caption says how red."""
+    for number in range(24):
+        (folder / f"A picture, number {number}").mkdir()
+        Image.new("RGB", (40, 24), (10 * number, 0, 255)).save(folder / f"A picture, number {number}" / "0.png")
+    return Folder(str(folder))
+
+
+def test_pictures_come_with_their_captions_and_no_step_sees_one_held_out(tmp_path: Path) -> None:
+    folder = pictures(tmp_path)
+    parts = [folder.held_out(99, 16), *(folder.drawn(step, seed, 50, 16) for step in range(4) for seed in (0, 1))]
+    held_out, *drawn = (set(part.captions) for part in parts)
+    assert len(held_out) == 2
+    assert set().union(*drawn) | held_out == {f"a picture, number {number}" for number in range(24)}
+    assert not held_out & set().union(*drawn)
+    tokens: dict[str, tuple[int, ...]] = {}
+    for part in parts:
+        for picture, row, caption in zip(part.pictures, part.tokens.tolist(), part.captions, strict=True):
+            expected = 10 * int(caption.split()[-1]) / 127.5 - 1
+            assert picture[0, 3, 5].item() == pytest.approx(expected, abs=2**-22)  # two roundings in FP32
+            assert (picture.shape, picture[2].min()) == ((3, 16, 16), 1)
+            assert tokens.setdefault(caption, tuple(row)) == tuple(row)
+    assert len(set(tokens.values())) == 24
+    assert {token for row in tokens.values() for token in row} == set(range(1, folder.tokens)), "no caption is padded"
+    assert torch.equal(folder.drawn(3, 1, 50, 16).pictures, parts[-1].pictures)
+
+
+def test_a_task_trains_on_pictures_and_others_under_their_name_are_told_apart(tmp_path: Path) -> None:
+    folder = pictures(tmp_path)
+    task = TextToImage(folder, batch=4, picture=8, patch=4, width=16, depth=1, heads=2, euler_steps=2)
+    assert math.isnan(task.samples(task.model(0), 0).score), "there is no measure of what it shows"
+    assert torch.isfinite(task.loss(task.model(0), task.held_out()))
+    image = tmp_path / "A picture, number 5" / "0.png"
+    Image.effect_noise((40, 24), 90).save(image)
+    assert describe(Folder(str(tmp_path)))["digest"] != describe(folder)["digest"]
+    for content in (image.read_bytes()[:400], b"not an image"):
+        image.write_bytes(content)
+        with pytest.raises(BadInput, match="number 5/0.png.*cannot be decoded"):
+            TextToImage(Folder(str(tmp_path)))
+    for path in ("", "nowhere", str(image.parent)):
+        with pytest.raises(BadInput, match="a folder with a subfolder of images for each caption; this has 0 images"):
+            Folder(path)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from safetensors import safe_open
@@ -121,6 +122,15 @@ class TestShadow:
             torch.nn.functional.scaled_dot_product_attention(q, q, q)
         assert 0.3 < only(log.rows, subject="reference", reference="golden")["max_ulp"] < 0.51
         assert only(log.rows, subject="fp32", reference="golden")["rmse"] < 1e-6
+
+    def test_rows_are_saved_in_full(self, model: nn.Module, x: Tensor, tmp_path: Path) -> None:
+        log = nd.shadow({"forward": KERNEL}, EAGER, model=model)
+        with pytest.raises(nd.BadInput, match="no call of attention was recorded"):
+            log.save(tmp_path / "rows.parquet")
+        with log, torch.no_grad():
+            model(x)
+        log.save(tmp_path / "rows.parquet")
+        assert pd.read_parquet(tmp_path / "rows.parquet").to_dict("records") == log.rows
 
     def test_mistakes_are_refused(self) -> None:
         with pytest.raises(nd.BadInput, match="^variants: {}"):

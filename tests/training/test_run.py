@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,16 +13,18 @@ import torch
 from numdev.training.run import Run
 from numdev.training.rung import Rung
 from numdev.training.tasks import Batch, Language, Task, TextToImage
+from tests.training.test_data import pictures
 from tests.training.toy import VANILLA, Toy
 
 SMALL: dict[str, Any] = {"steps": 37, "batch": 4, "warmup": 1, "depth": 1, "width": 16, "heads": 2}  # two groups of 16, and 5
 
 
-@pytest.fixture(params=["toy", "scenes", "text"])
-def task(request: pytest.FixtureRequest) -> Task:
+@pytest.fixture(params=["toy", "scenes", "imagefolder", "text"])
+def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
     makes: dict[str, Callable[[], Task]] = {
         "toy": lambda: Toy(37, 4),
         "scenes": lambda: TextToImage(picture=8, **SMALL),
+        "imagefolder": lambda: TextToImage(pictures(tmp_path), picture=8, **SMALL),
         "text": lambda: Language(length=16, **SMALL),
     }
     return makes[request.param]()

@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, default=launch.TABLE, help="file of the table")
     settings = parser.parse_args(arguments)
     if not torch.cuda.is_available():
-        parser.error("tuning needs a CUDA device, and torch finds none here")
+        parser.exit(2, "benchmarks.tune: tuning needs a CUDA device, and torch finds none here\n")
     origin = {
         "command": shlex.join(["python", "-m", "benchmarks.tune", *arguments]),
         "device": torch.cuda.get_device_name(),

@@ -48,6 +48,13 @@ def test_tuning_replaces_rows_one_by_one_and_keeps_the_others(table: Path, monke
     assert row(64, 16) not in entries
 
 
+def test_without_a_gpu_it_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit, match="2"):
+        tune.main([])
+    assert capsys.readouterr().err == "benchmarks.tune: tuning needs a CUDA device, and torch finds none here\n"
+
+
 @pytest.mark.parametrize("fmt", [FP16, *(pytest.param(fmt, marks=pytest.mark.exhaustive) for fmt in (BF16, FP32, E5M2))])
 def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
     run = portable.run

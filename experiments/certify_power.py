@@ -4,8 +4,9 @@
 - `planted`: kernels with a fault, over seeds; all must fail, and the step that errs be named, but none where no catalogue has it.
 - `power`: the smallest fault that each probe and the accuracy find, by bisection; the largest of the seeds counts.
 
-Run: `python experiments/certify_power.py power --seeds 3 > power.csv` (some minutes; progress on stderr).
-`--only PATTERN` chooses by name, `--part 2/8` the third of eight parts; `alarms --device cuda` judges what runs on a GPU.
+Run: `python experiments/certify_power.py alarms --seeds 20 --jobs 32 --out alarms.csv`; the last line counts what the file holds.
+Rows that it holds are not computed again: the same command goes on where one ended, by Ctrl-C or after `--minutes 8`.
+`--only PATTERN` chooses by name; `alarms --device cuda` judges what runs on a GPU.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import multiprocessing
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +44,6 @@ from tests.certification.triton_kernels import TritonBackward, TritonForward
 FIRST_SEED = 7001  # on which certify was not developed
 REAL = {"cpu": ("sdpa",), "cuda": ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flex", "triton")}
 Row = dict[str, object]
-Choice = Callable[[Mapping[str, Any]], list[tuple[str, Any]]]
 
 
 def noise(x: Tensor, size: float, seed: int = 11) -> Tensor:
@@ -200,90 +204,161 @@ FAULTS = (
 )
 
 
-def _subject(name: str, kernel: object) -> dict[str, object]:
-    return {"kernel": "sdpa", "backward": kernel} if name.startswith("gradients") else {"kernel": kernel}
+@dataclass(frozen=True)
+class Task:
+    """One row: what is judged, as the first columns of the file say, on a device."""
+
+    what: str
+    device: str
+    seeds: int
+    key: dict[str, str]
+
+    def run(self) -> Row:
+        """The whole row, by one thread."""
+        torch.set_num_threads(1)
+        return {**self.key, **EXPERIMENTS[self.what].row(self)}
+
+    def judge(self, kernel: Any, **arguments: Any) -> Certificate:
+        """The certificate of a kernel, or, if the name says so, of gradients."""
+        name = self.key.get("kernel", "")
+        subject = {"kernel": "sdpa", "backward": kernel} if name.startswith("gradients") else {"kernel": kernel}
+        return certify(**subject, device=self.device, **arguments)
 
 
-def alarms(judge: Callable[..., Certificate], seeds: range, device: str, choose: Choice) -> Iterator[Row]:
-    """A row for each right kernel and seed, with the figures and probes that fail."""
-    own: dict[str, Any] = (
-        {"Triton": TritonForward(), "gradients: Triton": TritonBackward()} if device == "cuda" else table("CORRECT")
-    )
-    kernels = {name: name for name in REAL[device]} | own
-    for name, kernel in choose(kernels):
-        for seed in seeds:
-            certificate = judge(**_subject(name, kernel[0] if isinstance(kernel, tuple) else kernel), seed=seed)
-            failures = "; ".join(what for what, _ in certificate.repeats())
-            verdict, score = certificate.verdict.value, f"{certificate.score:.4f}"
-            yield {"kernel": name, "seed": seed, "verdict": verdict, "score": score, "failures": failures}
+def right(device: str) -> dict[str, Any]:
+    """The kernels that may not fail."""
+    if device == "cuda":
+        return {**{name: name for name in REAL[device]}, "Triton": TritonForward(), "gradients: Triton": TritonBackward()}
+    return {**{name: name for name in REAL[device]}, **{name: kernel for name, (kernel, _) in table("CORRECT").items()}}
 
 
-def planted(judge: Callable[..., Certificate], seeds: range, device: str, choose: Choice) -> Iterator[Row]:
-    """A row for each faulty kernel and seed: verdict, whether the step is named, and the sentence; with an LSE and without."""
-    for kind in ("PRECISION", "STRUCTURE", "OUTSIDE"):
-        for name, (kernel, step) in choose(table(kind)):
-            without = {} if name.startswith("gradients") else {"no": lambda *qkv, f=kernel, **more: f(*qkv, **more)[0]}
-            for lse, subject in {"yes": kernel, **without}.items():
-                for seed in seeds:
-                    certificate = judge(**_subject(name, subject), seed=seed)
-                    verdict, named = certificate.verdict.value, is_named(certificate, step)
-                    about = {"kind": kind.lower(), "kernel": name, "lse": lse, "seed": seed}
-                    yield about | {"verdict": verdict, "named": named, "sentence": certificate.sentence()}
+def alarm(task: Task) -> Row:
+    """Verdict and score, and the figures and probes that fail."""
+    certificate = task.judge(right(task.device)[task.key["kernel"]], seed=int(task.key["seed"]))
+    failures = "; ".join(certificate.failures().values())
+    return {"verdict": certificate.verdict.value, "score": f"{certificate.score:.4f}", "failures": failures}
 
 
-def power(judge: Callable[..., Certificate], seeds: range, device: str, choose: Choice) -> Iterator[Row]:
-    """A row for each fault: the smallest size that every seed finds, what finds it then; and where the kernel returns no LSE."""
+def planted(task: Task) -> Row:
+    """Verdict, whether the step is named, and the sentence; with an LSE or without."""
+    kernel, step = table(task.key["kind"].upper())[task.key["kernel"]]
+    subject = kernel if task.key["lse"] == "yes" else lambda *qkv, **more: kernel(*qkv, **more)[0]
+    certificate = task.judge(subject, seed=int(task.key["seed"]))
+    verdict, named = certificate.verdict.value, is_named(certificate, step)
+    return {"verdict": verdict, "named": named, "sentence": certificate.sentence()}
+
+
+def power(task: Task) -> Row:
+    """The smallest size that every seed finds, what finds it then; and where the kernel returns no LSE."""
     predictions, probes = Predictions("kernel_bf16"), {probe.name for probe in PROBES}
+    fault = _FAULTS[task.key["fault"]]
 
     def fails(kernel: Step, name: str, seed: int, lse: bool) -> bool:
         """By the case or probe alone, without a culprit."""
         if name in probes:
-            return any(probe.outcome == "fails" for probe in judge(kernel, seed=seed, only=[name]).probes)
+            return any(probe.outcome == "fails" for probe in task.judge(kernel, seed=seed, only=[name]).probes)
         known = predictions.of(next(case for case in CASES if case.name == name), range(seed, seed + 3))
-        outputs = kernel_of(kernel, predictions.policy, torch.device(device)).on(known.inputs)
+        outputs = kernel_of(kernel, predictions.policy.format, torch.device(task.device)).on(known.inputs)
         figures = of_figures(known.ratios(outputs if lse else {"out": outputs["out"]}), 1.10)
         return any(figure.verdict is Verdict.FAIL for figure in figures)
 
-    def smallest(fault: Fault, lse: bool) -> tuple[str, str]:
+    def smallest(lse: bool) -> tuple[str, str]:
         def finds(seed: int, kernel: Step) -> str:
             return ", ".join(name for name in fault.only if fails(kernel, name, seed, lse))
 
-        sizes = [fault.smallest(partial(finds, seed)) for seed in seeds]
+        sizes = [fault.smallest(partial(finds, seed)) for seed in range(FIRST_SEED, FIRST_SEED + task.seeds)]
         size, by = min(sizes) if fault.unit == "bits" else max(sizes)
         return f"{size:.2g}", by
 
-    for name, fault in choose({f"{fault.name}, {fault.only[0]}": fault for fault in FAULTS}):
-        (size, by), (without, by_out) = smallest(fault, True), smallest(fault, False) if fault.only is NUMERIC else ("", "")
-        about = {"fault": name if fault.only is not NUMERIC else fault.name, "unit": fault.unit}
-        yield about | {"smallest": size, "found by": by, "without LSE": without, "then found by": by_out}
+    (size, by), (without, by_out) = smallest(True), smallest(False) if fault.only is NUMERIC else ("", "")
+    return {"unit": fault.unit, "smallest": size, "found by": by, "without LSE": without, "then found by": by_out}
+
+
+class Experiment(NamedTuple):
+    """What is judged on a device, but for the seed, and the rest of its row."""
+
+    keys: Callable[[str], list[dict[str, str]]]
+    row: Callable[[Task], Row]
+    has_seeds: bool = True
+
+
+_FAULTS = {fault.name if fault.only is NUMERIC else f"{fault.name}, {fault.only[0]}": fault for fault in FAULTS}
+EXPERIMENTS = {
+    "alarms": Experiment(lambda device: [{"kernel": name} for name in right(device)], alarm),
+    "planted": Experiment(
+        lambda device: [
+            {"kind": kind, "kernel": name, "lse": lse}
+            for kind in ("precision", "structure", "outside")
+            for name in table(kind.upper())
+            for lse in (("yes",) if name.startswith("gradients") else ("yes", "no"))
+        ],
+        planted,
+    ),
+    "power": Experiment(lambda device: [{"fault": name} for name in _FAULTS], power, has_seeds=False),
+}
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    """The rows of a file that are whole."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if None not in row.values()]
+
+
+def append(path: Path, row: Mapping[str, object]) -> None:
+    is_new = not path.is_file() or not path.stat().st_size
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, list(row))
+        if is_new:
+            writer.writeheader()
+        writer.writerow(row)
+
+
+def counted(rows: list[dict[str, str]]) -> str:
+    """How many rows have which verdict, how many steps are named, and which right kernels do not pass."""
+    counts = Counter(row.get("verdict", "found") for row in rows)
+    counts |= Counter(f"named ({row['kind']}, LSE {row['lse']})" for row in rows if row.get("named") == "True")
+    wrong = sorted({row["kernel"] for row in rows if "failures" in row and row["verdict"] in ("fail", "inconclusive")})
+    return f"{len(rows)} rows: {', '.join(f'{count} {what}' for what, count in counts.items())}" + (
+        f"; not passed: {', '.join(wrong)}" if wrong else ""
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["alarms", "planted", "power"])
+    parser.add_argument("what", choices=list(EXPERIMENTS))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--first", type=int, default=FIRST_SEED)
     parser.add_argument("--device", default="cpu", choices=list(REAL))
     parser.add_argument("--only", default="", metavar="PATTERN")
-    parser.add_argument("--part", default="0/1", metavar="I/N")
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one thread")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after these")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default: WHAT.csv")
     options = parser.parse_args()
-    part, parts = map(int, options.part.split("/"))
-
-    def judge(kernel: object, **arguments: Any) -> Certificate:
-        return certify(kernel, device=options.device, **arguments)
-
-    def choose(entries: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        return [entry for entry in entries.items() if re.search(options.only, entry[0])][part::parts]
-
-    writer: csv.DictWriter[str] | None = None
-    rows = {"alarms": alarms, "planted": planted, "power": power}[options.what]
-    for row in rows(judge, range(options.first, options.first + options.seeds), options.device, choose):
-        if writer is None:
-            writer = csv.DictWriter(sys.stdout, list(row))
-            writer.writeheader()
-        writer.writerow(row)
-        sys.stdout.flush()
-        print(*row.values(), file=sys.stderr)
+    path, experiment = options.out or Path(f"{options.what}.csv"), EXPERIMENTS[options.what]
+    # Seeds of one kernel side by side: with the first kernel the predictions of every seed are made, which serve all others.
+    seeds = [{"seed": str(options.first + i)} for i in range(options.seeds)] if experiment.has_seeds else [{}]
+    keys = [key | seed for key in experiment.keys(options.device) for seed in seeds]
+    keys = [key for key in keys if re.search(options.only, " ".join(key.values()))]
+    rows = read(path)
+    path.unlink(missing_ok=True)
+    for row in rows:  # without one that was cut off
+        append(path, row)
+    waiting = [key for key in keys if not any(key.items() <= row.items() for row in rows)][::-1]
+    end, running = time.monotonic() + 60 * options.minutes, set[Future[Row]]()
+    with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as pool:
+        while running or waiting:
+            while waiting and len(running) < options.jobs:
+                running.add(pool.submit(Task(options.what, options.device, options.seeds, waiting.pop()).run))
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                append(path, future.result())
+                print(*future.result().values(), file=sys.stderr)
+            if time.monotonic() > end:
+                print(f"{options.what}: {len(waiting)} rows to do; the same command goes on", file=sys.stderr)
+                waiting = []
+    print(f"{options.what}: {counted(read(path))}")
 
 
 if __name__ == "__main__":

@@ -56,30 +56,30 @@ def assert_as_accurate_as(
 
     from numdev.attention.base import check_shapes, softmax_scale
     from numdev.attention.mask import Mask
-    from numdev.attention.precision import Precision
+    from numdev.attention.vendor.custom import described, layout
     from numdev.certification.accuracy import FIGURES, Predictions, judge
     from numdev.certification.cases import Inputs
     from numdev.certification.culprit import find
+    from numdev.certification.kernel import format_of
     from numdev.errors import BadInput
 
-    mask = mask or Mask()
+    mask, dtype = mask or Mask(), format_of(precision).dtype
     check_shapes(q, k, v, mask)
-    shape, policy = (*q.shape[:-1], v.shape[-1]), Precision.parse(precision)
-    for name, x in {"q": q, "k": k, "v": v, "out": out}.items():
-        dtypes = (policy.format.dtype, torch.float32)[: 2 if name == "out" else 1]
-        if not isinstance(x, torch.Tensor) or x.dtype not in dtypes or (name == "out" and x.shape != shape):
-            layout = f"{tuple(x.shape)} in {x.dtype}" if isinstance(x, torch.Tensor) else type(x).__name__
-            raise BadInput(name, layout, f"give a tensor in {dtypes[0]}{f' of shape {shape}' if name == 'out' else ''}")
-    inputs = Inputs({"q": q.detach().cpu(), "k": k.detach().cpu(), "v": v.detach().cpu()}, mask, softmax_scale(q, scale))
+    shape = (*q.shape[:-1], v.shape[-1])
+    for name, x, dtypes in (("q", q, {dtype}), ("k", k, {dtype}), ("v", v, {dtype}), ("out", out, {dtype, torch.float32})):
+        allowed = [(shape if name == "out" else tuple(x.shape), each, x.device) for each in dtypes]
+        if layout(x) not in allowed:
+            raise BadInput(name, described(layout(x)), f"give {' or '.join(map(described, allowed))}")
+    inputs = Inputs({name: x.detach().cpu() for name, x in {"q": q, "k": k, "v": v}.items()}, mask, softmax_scale(q, scale))
     known = Predictions(precision, q.shape[-1], None).on("own inputs", inputs)
-    outputs = {name: x.detach().cpu() for name, x in (("out", out), ("lse", lse)) if x is not None}
+    outputs = {name: x.detach().cpu() for name, x in {"out": out, "lse": lse}.items() if x is not None}
     judged = [each for each in judge(known.ratios(outputs), margin) if each.figure != "bias"]
     wrong = next((each for each in judged if not each.ratio <= each.limit), None)
     if wrong is None:
         return
     x, golden = outputs[wrong.output], known.golden[wrong.output]
     error = (x.double() - golden).abs().nan_to_num(float("inf"))
-    worst = tuple(int(i) for i in (error == error.max()).nonzero()[0])
+    worst = tuple(map(int, torch.unravel_index(error.argmax(), error.shape)))
     most = float(known.permitted[wrong.output][0, FIGURES.index(wrong.figure)])
     raise AssertionError(
         f"{wrong.figure} of {wrong.output} is {wrong.ratio:.3g} times what {precision} permits ({most:.3g}); "
@@ -100,9 +100,9 @@ def certify(request: pytest.FixtureRequest) -> Callable[..., Certificate]:
     junit, depth = request.config.getoption("xmlpath", None), str(request.config.getoption("--numdev-depth"))
 
     def run(kernel: object, precision: str = "kernel_bf16", **settings: Any) -> Certificate:
-        from numdev.certification.certificate import Depth, certify
+        from numdev.certification.certificate import certify
 
-        certificate = certify(kernel, precision, depth=Depth(depth), **settings)
+        certificate = certify(kernel, precision, depth=depth, **settings)
         if junit:
             name = "".join(letter if letter.isalnum() else "_" for letter in request.node.name)
             Path(junit).resolve().with_name(f"certificate-{name}.json").write_bytes(certificate.json())

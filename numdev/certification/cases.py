@@ -45,26 +45,29 @@ class Inputs:
     scale: float
     replicates: int = 1
 
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
     @property
     def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.tensors["q"], self.tensors["k"], self.tensors["v"]
+        return self["q"], self["k"], self["v"]
 
     @property
     def sizes(self) -> tuple[int, int]:
         """Queries and keys."""
-        return self.tensors["q"].shape[-2], self.tensors["k"].shape[-2]
+        return self["q"].shape[-2], self["k"].shape[-2]
 
     @property
     def first(self) -> Inputs:
         """The first replicate."""
-        batch = len(self.tensors["q"]) // self.replicates
+        batch = len(self["q"]) // self.replicates
         mask = replace(self.mask, key_lengths=self.mask.key_lengths and self.mask.key_lengths[:batch])
         return Inputs({name: x[:batch] for name, x in self.tensors.items()}, mask, self.scale)
 
     @property
     def group(self) -> int:
         """Heads of q that share one of k and v."""
-        return self.tensors["q"].shape[1] // self.tensors["k"].shape[1]
+        return self["q"].shape[1] // self["k"].shape[1]
 
 
 def _columns(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:

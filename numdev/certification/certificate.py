@@ -1,4 +1,4 @@
-"""The certificate of a kernel: probes, accuracy, culprit and verdict, as text and as JSON.
+"""The certificate of a kernel: cases, probes, culprit and verdict, as text, as JSON, and as a row of a study.
 
 The `schema` of the JSON is 1; a field that changes its meaning raises that.
 """
@@ -10,45 +10,42 @@ import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from numdev.attention.precision import Precision
+from numdev.attention.base import Backward
 from numdev.certification.accuracy import DECIDES, Judged, Known, Predictions, Verdict, default_folder, judge
 from numdev.certification.candidates import BACKWARD, FORWARD, Outputs
 from numdev.certification.cases import CASES, Case
 from numdev.certification.culprit import Culprit, exponential, find
-from numdev.certification.kernel import Kernel, kernel_of
-from numdev.certification.probes import PROBES, Probed, Probing, probed
-from numdev.errors import BadInput, Unsupported, one_of
+from numdev.certification.kernel import Kernel, format_of, kernel_of
+from numdev.certification.probes import PROBES, Probed, Probing
+from numdev.errors import BadInput, NotAChoice, Unsupported
+from numdev.measurement.operation import Operation
+from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.environment import environment, resolve_device
+from numdev.results.record import Column, Use
 
 SCHEMA = 1
 EXIT_CODES = {Verdict.PASS: 0, Verdict.LIMITED: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 4}
 _PREEMPTS = ("untouched", "same bits")  # probes without which the error of a kernel is no property of its steps
 _RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
-_COLUMNS = ("case", "RMSE", "largest", "beside", "u", "zeros", "", "makes large")
-_WIDTHS = ("<13", ">17", ">8", ">17", ">7", ">8", ">4", "<")
+COLUMNS = {"case": "<13", "RMSE": ">17", "largest": ">8", "beside": ">17", "u": ">7", "zeros": ">8", "": ">4", "makes large": "<"}
+"""Of the table of cases, each with how text aligns it."""
 
 
-class Depth(Enum):
-    """How much is computed."""
+class Depth(NamedTuple):
+    """How much is computed: seeds at first, and at most for what these do not decide; sizes of heads."""
 
-    QUICK = "quick"
-    FULL = "full"
+    seeds: int
+    most_seeds: int
+    head_dims: tuple[int, ...]
 
-    @property
-    def seeds(self) -> tuple[int, int]:
-        """At first, and at most for what these do not decide."""
-        return (3, 8) if self is Depth.QUICK else (5, 20)
 
-    @property
-    def head_dims(self) -> tuple[int, ...]:
-        return (64,) if self is Depth.QUICK else (64, 128)
+DEPTHS = {"quick": Depth(3, 8, (64,)), "full": Depth(5, 20, (64, 128))}
 
 
 @dataclass(frozen=True)
@@ -78,14 +75,10 @@ class CaseReport:
         verdicts = [each.verdict for each in self.judged]
         return next((each for each in (Verdict.FAIL, Verdict.INCONCLUSIVE) if each in verdicts), Verdict.PASS)
 
-    def figure(self, output: str, name: str) -> Judged | None:
-        """One of its figures, such as `rmse` of `out`."""
-        return next((each for each in self.judged if (each.output, each.figure) == (output, name)), None)
-
-    def row(self) -> tuple[str, ...]:
-        """Its cells in a table with `_COLUMNS`."""
+    def cells(self) -> tuple[str, ...]:
+        """Its row in a table with `COLUMNS`."""
         if self.skipped:
-            return self.name, "skipped", *[""] * (len(_COLUMNS) - 3), self.skipped
+            return self.name, "skipped", *[""] * (len(COLUMNS) - 3), self.skipped
         rmse, *others = [each for each in self.judged if each.figure == "rmse"]
         largest = max(each.ratio for each in self.judged if each.figure == "largest")
         interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else f"{rmse.ratio:.3g}"
@@ -107,19 +100,26 @@ class Certificate:
     cases: tuple[CaseReport, ...]
     probes: tuple[Probed, ...]
     culprit: Culprit | None
+    equal: float  # share of out or dq equal to the declared policy in the nearest tiles, on the first inputs; NaN if unknown
     environment: dict[str, Any]
 
     @property
     def verdict(self) -> Verdict:
         """FAIL for a figure or a probe that fails; else whether seeds, requests or the LSE are missing."""
         judged = [case.verdict for case in self.cases if not case.skipped]
-        if Verdict.FAIL in judged or any(probe.fails for probe in self.probes):
+        if self.failing:
             return Verdict.FAIL
         if Verdict.INCONCLUSIVE in judged or (judged and not any(case.zeros >= DECIDES for case in self.cases)):
             return Verdict.INCONCLUSIVE
         limits = [probe for probe in self.probes if probe.outcome == "skipped" or (probe.outcome, probe.name) == _RANDOM]
         skipped = limits or any(case.skipped for case in self.cases)
         return Verdict.LIMITED if skipped or not self.has_lse else Verdict.PASS
+
+    @property
+    def failing(self) -> list[str]:
+        """The names of the cases and the probes on which the kernel fails."""
+        cases = [case.name for case in self.cases if case.verdict is Verdict.FAIL]
+        return [*cases, *(probe.name for probe in self.probes if probe.fails)]
 
     @property
     def score(self) -> float:
@@ -143,45 +143,39 @@ class Certificate:
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
         return f"It {self.culprit.sentence(fails=self.verdict is Verdict.FAIL)}{tiles}."
 
-    def limits(self) -> Iterator[str]:
-        """What a kernel refuses, and that it returns no LSE."""
+    def notes(self) -> Iterator[str]:
+        """How a kernel that passes is built, as far as its error tells; what it refuses, and that it returns no LSE."""
+        if self.culprit is not None and self.verdict is not Verdict.FAIL:
+            if not self.culprit.tiles:
+                yield "Cannot be told: size and order of its tiles."
+            for words, of in {"Excluded": "excluded", "Cannot be told": "undecided"}.items():
+                if titles := getattr(self.culprit, of, ()):
+                    yield f"{words}: {', '.join(titles)}."
         if refused := [case.name for case in self.cases if case.skipped]:
             yield f"It refuses: {', '.join(refused)}."
         if not self.has_lse:
             yield "It returns no LSE, in which some errors alone are seen."
 
-    def repeats(self) -> Iterator[tuple[str, str]]:
-        """What failed or is undecided, and the command that repeats it alone."""
-        about = (f"precision={self.precision}", f"device={self.device}", f"margin={self.margin:g}")
-        base = ["numdev", "certify", *self.kernel.split(), *about]
+    def failures(self) -> dict[str, str]:
+        """What failed or is undecided, by the command that repeats it alone."""
+        about = (f"precision={self.precision}", f"device={self.device}", f"margin={self.margin:g}", f"seed={self.seed}")
+        base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), dict[str, str]()
         for case in self.cases:
-            command = shlex.join([*base, f"head_dim={case.head_dim}", f"only=[{case.name}]", f"seed={self.seed}"])
-            for each in case.judged:
-                if each.verdict is not Verdict.PASS:
-                    interval = f"{each.ratio:.3g} [{each.low:.3g}, {each.high:.3g}]"
-                    more = f"; {each.seeds_needed} seeds would decide" if each.seeds_needed else ""
-                    ratio = f"{interval} times the permitted error, limit {each.limit:.3g}{more}"
-                    yield f"{case.name}: {each.figure} of {each.output} is {ratio}", command
-        for probe in self.probes:
-            if probe.fails:
-                yield f"{probe.name}: {probe.reason}", shlex.join([*base, f"only=[{probe.name}]", f"seed={self.seed}"])
+            if wrong := [_said(each) for each in case.judged if each.verdict is not Verdict.PASS]:
+                failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = f"{case.name}: {'; '.join(wrong)}"
+        return failures | {f"{base} {_only(each.name)}": f"{each.name}: {each.reason}" for each in self.probes if each.fails}
 
     def summary(self) -> dict[str, Any]:
         """Every field, and what follows from them, as JSON has it; a number that is not finite is null."""
-        follows: dict[str, Any] = {
-            "schema": SCHEMA,
-            "verdict": self.verdict,
-            "score": self.score,
-            "sentence": self.sentence(),
-            "failures": [{"what": what, "repeat": command} for what, command in self.repeats()],
-        }
-        whole = follows | asdict(self)
+        whole: dict[str, Any] = {"schema": SCHEMA, "verdict": self.verdict, "score": self.score, "sentence": self.sentence()}
+        whole |= {"notes": list(self.notes()), "columns": list(COLUMNS)}
+        whole |= {"failures": [{"what": what, "repeat": command} for command, what in self.failures().items()]}
+        whole |= asdict(self)
         if self.culprit is not None:
             sentence = self.culprit.sentence(fails=self.verdict is Verdict.FAIL)
-            more = {"sentence": sentence, "is_explained": self.culprit.is_explained, "tiles": self.culprit.tiles}
-            whole["culprit"] |= more
+            whole["culprit"] |= {"sentence": sentence, "is_explained": self.culprit.is_explained, "tiles": self.culprit.tiles}
         for case, own in zip(whole["cases"], self.cases, strict=True):
-            case["verdict"] = own.verdict
+            case |= {"verdict": own.verdict, "cells": own.cells()}
         text = json.dumps(whole, default=lambda each: each.value)
         finite: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
         return finite
@@ -190,24 +184,31 @@ class Certificate:
         """The file `certificate.json`."""
         return json.dumps(self.summary(), indent=1, ensure_ascii=False).encode() + b"\n"
 
-    def table(self) -> list[tuple[str, ...]]:
-        """A head, and a row for each case."""
-        return [_COLUMNS, *(case.row() for case in self.cases)]
-
     def text(self) -> str:
         """One screen."""
-        about = f"{self.verdict.value.upper()}: {self.kernel} under {self.precision} on {self.device}. {self.sentence()}"
-        score = f"Score {self.score:.3f}: permitted over measured RMSE. A ratio is the error over what {self.precision} permits."
-        lines = [" ".join(f"{cell:{width}}" for cell, width in zip(row, _WIDTHS, strict=True)).rstrip() for row in self.table()]
-        holding = sum(probe.outcome == "holds" for probe in self.probes)
-        others = [f"  {probe.outcome}: {probe.name}: {probe.reason}" for probe in self.probes if probe.outcome != "holds"]
-        failures = [line for what, command in self.repeats() for line in (what, f"  {command}")]
-        more = len(failures) // 2 - _FAILURES_SHOWN
-        last = [f"and {more} more in certificate.json"] if more > 0 else []
-        probes = [f"{holding} of {len(self.probes)} probes hold."] if self.probes else []
-        return "\n".join(
-            [about, score, *self.limits(), "", *lines, "", *probes, *others, *failures[: 2 * _FAILURES_SHOWN], *last]
-        )
+        lines = [f"{self.verdict.value.upper()}: {self.kernel} under {self.precision} on {self.device}. {self.sentence()}"]
+        if self.cases:
+            lines += [f"Score {self.score:.3f}: permitted over measured RMSE. A ratio is the error over what the policy permits."]
+        lines += [*self.notes(), ""]
+        if self.cases:
+            rows = (tuple(COLUMNS), *(case.cells() for case in self.cases))
+            lines += [*(" ".join(map(format, row, COLUMNS.values())).rstrip() for row in rows), ""]
+        if self.probes:
+            lines += [f"{sum(probe.outcome == 'holds' for probe in self.probes)} of {len(self.probes)} probes hold."]
+            lines += [f"  {each.outcome}: {each.name}: {each.reason}" for each in self.probes if each.outcome != "holds"]
+        failures = [f"{what}\n  {command}" for command, what in self.failures().items()]
+        more = len(failures) - _FAILURES_SHOWN
+        return "\n".join([*lines, *failures[:_FAILURES_SHOWN], *([f"and {more} more in certificate.json"] if more > 0 else [])])
+
+
+def _only(name: str) -> str:
+    return f"only={name.replace(' ', '_')}"
+
+
+def _said(figure: Judged) -> str:
+    more = f", {figure.seeds_needed} seeds would decide" if figure.seeds_needed else ""
+    interval = f"{figure.ratio:.3g} [{figure.low:.3g}, {figure.high:.3g}]"
+    return f"{figure.figure} of {figure.output} is {interval} times the permitted, limit {figure.limit:.3g}{more}"
 
 
 def certify(
@@ -216,90 +217,98 @@ def certify(
     *,
     backward: object = None,
     device: str = "auto",
-    depth: Depth = Depth.QUICK,
-    margin: float = 1.10,
+    depth: str = "quick",
+    margin: float = 1.1,
     seed: int = 0,
     head_dim: int | None = None,
     only: Sequence[str] = (),
-    cache: Path | None = None,
+    cache: Path | str | None = None,
     progress: Callable[[int, int, str], object] = lambda done, total, text: None,
 ) -> Certificate:
     """Judge a kernel by what its declared policy permits, and name the step that errs.
 
     Args:
-        kernel: `function(q, k, v, mask=, scale=)`, its name as `package.module:function`, an implementation of attention, or a
-            name such as `sdpa`; it returns out, or out and LSE.
-        precision: preset of the policy that the kernel claims to have.
-        backward: judges gradients in place of the forward pass: those of `function(q, k, v, out, lse, do, mask=, scale=)`, which
-            returns dq, dk and dv, and reads the out and the lse of the declared policy; of an implementation or its name; or
-            with `autograd` those of the kernel.
-        device: `auto`, `cpu` or `cuda`.
-        depth: seeds and sizes.
-        margin: how many times the permitted RMSE the kernel may err.
-        seed: the first seed.
-        head_dim: in place of those of the depth.
-        only: cases and probes by name; all unless given.
-        cache: folder of predictions, which do not depend on the kernel.
-        progress: is called with the number of cases done, of all, and the next.
+        kernel: package.module:function, a function, an implementation of attention, or a name, see below
+        precision: policy that the kernel claims: kernel_bf16, kernel_fp16 or kernel_fp32
+        backward: judges gradients in place of the forward pass: package.module:function, called as function(q, k, v, out, lse,
+            do, mask=, scale=) and returning dq, dk and dv; autograd through the kernel; or triton, flex, vanilla, sdpa, ...
+        device: auto, cpu or cuda
+        depth: quick, 3 to 8 seeds and heads of 64; or full, 5 to 20 seeds and heads of 64 and 128
+        margin: how many times the permitted RMSE the kernel may err
+        seed: the first seed
+        head_dim: size of the heads, in place of those of depth
+        only: some inputs and probes by name, as [normal,same_bits]; else all
+        cache: folder of predictions, which serve every kernel; else numdev's in the user's caches
+        progress: called with the number of cases done, of all, and the next
 
     Raises:
         BadInput: for a kernel, policy, device or name that cannot be used.
         Unsupported: for a kernel that refuses every one of the inputs.
     """
+    if depth not in DEPTHS:
+        raise NotAChoice("depth", depth, DEPTHS)
     if seed < 0:
         raise BadInput("seed", seed, "give 0 or more")
     if not margin > 0:
         raise BadInput("margin", margin, "give a positive number: times the permitted RMSE")
-    only = [only] if isinstance(only, str) else only
-    place = resolve_device(device)
-    subject, of_pass = kernel_of(kernel, Precision.parse(precision), place, backward), FORWARD if backward is None else BACKWARD
+    place, of_pass, span = resolve_device(device), FORWARD if backward is None else BACKWARD, DEPTHS[depth]
+    subject = kernel_of(kernel, format_of(precision), place, backward)
     probes = [probe for probe in PROBES if probe.only in (None, of_pass)]
+    only = [str(name).replace("_", " ") for name in ([only] if isinstance(only, str) else only)]
     names = [*(case.name for case in CASES), *(probe.name for probe in probes)]
     for name in only:
         if name not in names:
-            raise BadInput("only", name, one_of(name, names))
+            raise NotAChoice("only", name, names)
+    sizes = (head_dim,) if head_dim else span.head_dims
+    every = {size: Predictions(precision, size, Path(cache) if cache else default_folder(), of_pass) for size in sizes}
     cases = [case for case in CASES if not only or case.name in only]
-    sizes = (head_dim,) if head_dim else depth.head_dims
     work = [(size, case) for size in sizes for case in cases if case.head_dim is None or size == sizes[0]]
-    every = {size: Predictions(precision, size, cache or default_folder(), of_pass) for size in sizes}
-    reports, compared = [], list[tuple[Case, Known, Outputs, Verdict]]()
+    reports, compared = list[CaseReport](), dict[str, tuple[Known, Outputs]]()
     for done, (size, case) in enumerate(work):
         progress(done, len(work) + 1, case.name)
-        report, known, outputs = _judged(subject, every[size], case, depth, margin, seed)
+        report, known, outputs = _judged(subject, every[size], case, span, margin, seed)
         reports.append(report)
         if outputs is not None and size == sizes[0]:
-            compared.append((case, known, outputs, report.verdict))
+            compared[case.name] = known, outputs
     if reports and not compared:
         raise Unsupported("kernel", f"it refuses all of these inputs: {reports[0].skipped}")
     progress(len(work), len(work) + 1, "probes and culprit")
-    probing = Probing(subject, every[sizes[0]], range(seed, seed + depth.seeds[0]))
-    outcomes = tuple(probed(probe, probing) for probe in probes if not only or probe.name in only)
+    probing = Probing(subject, every[sizes[0]], range(seed, seed + span.seeds))
+    outcomes = tuple(probe.run(probing) for probe in probes if not only or probe.name in only)
+    failing = {report.name for report in reports if report.verdict is Verdict.FAIL}
+    results = [compared[case.name] for case in cases if case.name in compared and (case.names or only or case.name in failing)]
     culprit = None
-    if compared and not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes):
-        results = [
-            (known, outputs) for case, known, outputs, verdict in compared if case.names or only or verdict is Verdict.FAIL
-        ]
-        fails = any(verdict is Verdict.FAIL for *_, verdict in compared) or any(probe.fails for probe in outcomes)
-        more = list(exponential(subject, sizes[0])) if of_pass is FORWARD else ()
-        culprit = find(results, more, fails=fails) if results else None
-    has_lse = of_pass is BACKWARD or all("lse" in outputs for _, _, outputs, _ in compared)
-    about = environment(place)
-    return Certificate(subject.name, precision, str(place), margin, seed, has_lse, tuple(reports), outcomes, culprit, about)
+    if results and not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes):
+        fails = bool(failing) or any(probe.fails for probe in outcomes)
+        culprit = find(results, list(exponential(subject, sizes[0])) if of_pass is FORWARD else (), fails=fails)
+    has_lse = of_pass is BACKWARD or all("lse" in outputs for _, outputs in compared.values())
+    equal = _equal(*results[0], culprit) if culprit else math.nan
+    about = subject.name, precision, str(place), margin, seed, has_lse
+    return Certificate(*about, tuple(reports), outcomes, culprit, equal, environment(place))
+
+
+def _equal(known: Known, outputs: Outputs, culprit: Culprit) -> float:
+    """See `Certificate.equal`."""
+    name, layouts = known.predictions.of_pass.outputs[0], known.predictions.of_pass.layouts
+    tiles = culprit.ranks[0].tiles if culprit.ranks else ""
+    if tiles not in layouts:
+        return math.nan
+    predicted = known.first.declared({tiles: layouts[tiles]})[tiles][name]
+    return float((predicted == known.of_first(outputs)[name]).double().mean())
 
 
 def _judged(
     kernel: Kernel, predictions: Predictions, case: Case, depth: Depth, margin: float, seed: int
 ) -> tuple[CaseReport, Known, Outputs | None]:
     """A case over its first seeds, and over more where these decide nothing; and what the kernel returned on the first."""
-    first, most = depth.seeds
-    known, primary = predictions.of(case, range(seed, seed + first)), predictions.of_pass.outputs[0]
+    known, primary = predictions.of(case, range(seed, seed + depth.seeds)), predictions.of_pass.outputs[0]
     about = CaseReport(case.name, case.shows, case.head_dim or predictions.head_dim)
     try:
         outputs = kernel.on(known.inputs)
         ratios = known.ratios(outputs)
         judged = judge(ratios, margin)
         if any(each.verdict is Verdict.INCONCLUSIVE for each in judged):
-            more = predictions.of(case, range(seed + first, seed + most))
+            more = predictions.of(case, range(seed + depth.seeds, seed + depth.most_seeds))
             further = more.ratios(kernel.on(more.inputs))
             ratios = {name: torch.cat([own, further[name]]) for name, own in ratios.items()}
             judged = judge(ratios, margin)
@@ -316,3 +325,47 @@ def _judged(
         judged=tuple(judged),
     )
     return report, known, outputs
+
+
+_COLUMNS = (
+    Column("seed", "", "the first seed", Use.PLACE),
+    Column("verdict", "", "pass, limited, inconclusive or fail", Use.PLACE),
+    Column("score", "relative", "permitted over measured RMSE, as the certificate has it", Use.CHIEF),
+    Column("tiles", "", "size, order and splits of the tiles of keys, as the error of the kernel shows them", Use.PLACE),
+    Column("equal", "relative", "share of out or dQ equal to the declared policy in these tiles, on the first inputs"),
+    Column("computes", "", "what is nearest to the error of the kernel, and how much of it that explains", Use.PLACE),
+    Column("fails", "", "inputs and probes on which the kernel fails", Use.PLACE),
+)
+
+
+@dataclass(frozen=True)
+class Certificates(Kind):
+    """A kind of measurement: certifies kernels under the policy `kernel(F)` of their format, at the head_dim of the problem."""
+
+    operation: Operation
+    name: ClassVar[str] = "certificate"
+    seeds: ClassVar[int] = 1
+    columns: ClassVar[dict[str, tuple[Column, ...]]] = {"certificate": _COLUMNS}
+
+    def config(self, point: Point) -> dict[str, Any]:
+        """Raises BadInput for a baseline: a kernel is judged by what its policy permits."""
+        if point.baseline is not None:
+            raise BadInput("baseline", type(point.baseline).__name__, "a kernel is judged by its policy; give baseline=none")
+        return super().config(point)
+
+    def run(self, point: Point, context: Context) -> Findings:
+        """One row for each first seed."""
+        variant, problem, place, rows, kernel = point.variant, point.problem, context.device, list[dict[str, Any]](), ""
+        backward = variant if isinstance(variant, Backward) else None
+        forward, precision = variant if backward is None else backward.forward, f"kernel_{variant.format}"
+        for seed in context.replicates():
+            inputs = variant.round_inputs(*self.operation.draw(problem, seed, place))
+            kernel = variant(*inputs, **problem.arguments()).kernel  # first: what cannot run at all is refused with its reason
+            size = problem.shape.head_dim
+            certificate = certify(forward, precision, backward=backward, device=place.type, seed=seed, head_dim=size)
+            culprit, values = certificate.culprit, [seed, certificate.verdict.value, certificate.score]
+            # The nearest tiles, also where they cannot be told.
+            values += [culprit.ranks[0].tiles if culprit and culprit.ranks else "", certificate.equal]
+            values += [culprit.sentence(fails=False) if culprit else "", ", ".join(certificate.failing)]
+            rows.append({column.name: value for column, value in zip(_COLUMNS, values, strict=True)})
+        return Findings({self.name: rows}, kernel)

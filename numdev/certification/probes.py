@@ -1,261 +1,217 @@
-"""Probes of structure: what must hold to the bit, or within the error that is permitted, whatever the inputs are.
+"""Probes of structure: inputs changed in a way whose effect is exactly known, such as NaN where nobody may look.
 
-A probe yields relations of outputs that must hold, or in words why something does not. Most take the inputs of the case `normal`.
+The outputs have to be as near to exact attention on the changed inputs as those of the unchanged case are, in proportion.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from numdev.certification.accuracy import Known, Predictions
-from numdev.certification.candidates import BACKWARD, FORWARD, OF_KEYS, Outputs, Pass
-from numdev.certification.cases import CASES, Case, Tensors
+from numdev.certification.accuracy import ABSURD, Predictions
+from numdev.certification.candidates import BACKWARD, FORWARD, Outputs, Pass
+from numdev.certification.cases import CASES, Case, Inputs, Tensors
 from numdev.certification.kernel import Kernel
 from numdev.errors import Unsupported
 
+_WITHIN = 2.0  # times the error of the unchanged case, or the permitted one
+_ATOMICS = 0.5  # times the permitted error: what two orders of additions may differ by
 _GUARD = 64  # numbers beside an input, which a kernel must not write
 _LARGE = 122.0  # by so much scores jump: an exponential of it overflows FP32
+_SHIFT = 64.0  # of the products of q and k
 _MANY = Case("many rows", "single wrong elements", heads=16, kv_heads=16, queries=1024, keys=64)
 _CASES = {case.name: case for case in CASES}
-EXACT = 0.0
+Changes = Callable[[Inputs], list[Tensors]]
+Place = Callable[[Tensor], Tensor]
 
 
-@dataclass(frozen=True)
-class Relation:
-    """Outputs that must equal others: `EXACT`, or within some times the RMSE that a case permits, by which each may err."""
+def _slices(x: Inputs) -> list[Tensors]:
+    """One batch entry, one head of k with those of q that read it, and seven queries."""
+    one_head = {name: each[:, : 1 if name in ("k", "v") else x.group] for name, each in x.tensors.items()}
+    queries = {name: each if name in ("k", "v") else each[:, :, :7] for name, each in x.tensors.items()}
+    return [{name: each[:1] for name, each in x.tensors.items()}, one_head, queries]
 
-    of: str
-    outputs: Outputs
-    expected: Outputs
-    case: str = "normal"
-    within: float = 2.0
-    is_noted: bool = False  # if it does not hold, that is no failure
+
+def _plus(x: Inputs, of_keys: Tensor | float) -> list[Tensors]:
+    """Adds to the product of each key with every query."""
+    q, k = x["q"].clone(), x["k"].clone()
+    q[..., 0], k[..., 0] = 1.0, of_keys
+    return [{"q": q, "k": k}]
+
+
+def _jumping(x: Inputs) -> list[Tensors]:
+    return _plus(x, torch.linspace(0, 1, x.sizes[1]).round() * (_LARGE / x.scale))
+
+
+def _permuted(x: Inputs) -> list[Tensors]:
+    order = torch.randperm(x.sizes[1], generator=torch.Generator().manual_seed(0))
+    return [{name: x[name][:, :, order] for name in ("k", "v")}]
+
+
+def _scaled(x: Inputs) -> list[Tensors]:
+    """V, or dO of gradients, times powers of two within the range of the format."""
+    name, powers = "do" if "lse" in x.tensors else "v", (8, -3) if x["q"].dtype == torch.float16 else (20, -40)
+    return [{name: x[name] * 2.0**power} for power in powers]
+
+
+def _padding(x: Inputs) -> list[Tensors]:
+    where = torch.arange(x.sizes[1])[:, None] >= torch.tensor(x.mask.key_lengths)[:, None, None, None]
+    return [{name: x[name].masked_fill(where, value) for name in "kv"} for value in (math.nan, math.inf)]
+
+
+def _unseen(x: Inputs) -> list[Tensors]:
+    """NaN before the window of the first query."""
+    where = torch.arange(x.sizes[1])[:, None] <= x.sizes[1] - x.sizes[0] - (x.mask.window or 0)
+    return [{name: x[name].masked_fill(where, math.nan) for name in "kv"}]
+
+
+def _one_head(x: Inputs) -> list[Tensors]:
+    """NaN in the last head of k."""
+    return [{"k": torch.cat([x["k"][:, :-1], torch.full_like(x["k"][:, -1:], math.nan)], 1)}]
+
+
+def _transposed(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _inside(x: Tensor) -> Tensor:
+    """Within a larger tensor."""
+    wider = x.new_full((*x.shape[:2], x.shape[2] + 2, *(size + 8 for size in x.shape[3:])), math.nan)
+    return (wider[:, :, 1:-1, : x.shape[3]] if x.ndim == 4 else wider[:, :, 1:-1]).copy_(x)
 
 
 @dataclass(frozen=True)
 class Probing:
-    """A kernel, its seeds, and the results that several probes use."""
+    """A kernel, its seeds, and its errors on the cases that probes change."""
 
     kernel: Kernel
     predictions: Predictions
     seeds: range
 
-    def known(self, name: str) -> Known:
-        return self.predictions.of(_CASES[name], self.seeds)
-
-    def on(self, name: str, **changed: Tensor) -> Outputs:
-        """The outputs on a case, some of its inputs replaced."""
-        return self.kernel.on(self.known(name).inputs, **changed)
+    def inputs(self, case: str) -> Inputs:
+        return self.predictions.of(_CASES[case], self.seeds).inputs
 
     @cached_property
-    def usual(self) -> Outputs:
-        """The outputs on the case `normal`."""
-        return self.on("normal")
+    def _limits(self) -> dict[str, dict[str, float]]:
+        return {}
 
-    def broken(self, relation: Relation) -> str | None:
-        """In which output, and how far, a relation does not hold."""
-        for name, expected in relation.expected.items():
-            x, known = relation.outputs[name], self.known(relation.case)
-            if bool(((x == expected) | (x.isnan() & expected.isnan())).all()):
-                continue
-            if not bool(x.isfinite().all()):
-                return f"{relation.of}: {name} is NaN or infinite"
-            rmse = float((x.double() - expected.double()).pow(2).mean().sqrt())
-            most = float((known.permitted[name] + known.floors[name])[:, 0].max())
-            if relation.within == EXACT or not rmse <= relation.within * most:
-                times = f", {rmse / most:.3g} times the permitted error" if most else ""
-                return f"{relation.of}: {name} differs by {rmse:.2g} (RMS){times}"
+    def limits(self, name: str) -> dict[str, float]:
+        """The RMSE that each output of a case may have when it is changed, over the RMS of what is exact."""
+        if name not in self._limits:
+            known = self.predictions.of(_CASES[name], self.seeds)
+            ratios = known.ratios(self.kernel.on(known.inputs))
+            permitted = {each: (known.permitted[each] + known.floors[each])[:, 0].max() for each in ratios}
+            own = {each: float(permitted[each] * ratio[:, 0].max().clamp(1.0, ABSURD)) for each, ratio in ratios.items()}
+            self._limits[name] = {each: _WITHIN * error / _rms(known.golden[each]) for each, error in own.items()}
+        return self._limits[name]
+
+    def broken(self, case: str, changed: Tensors, place: Place = Tensor.clone) -> str | None:
+        """In which output, and how far, a kernel errs on the changed inputs; not where exact attention is NaN."""
+        inputs = self.inputs(case)
+        inputs = replace(inputs, tensors=inputs.tensors | changed)
+        golden, limits = self.predictions.of_pass.golden(inputs), self.limits(case)
+        for name, x in self.kernel.on(inputs, place).items():
+            error = (x.double() - golden[name]).masked_fill((x == golden[name]) | golden[name].isnan(), 0.0)
+            if bool((infinite := ~error.isfinite()).any()):
+                return f"{name} is {float(x[infinite][0]):.3g}, not {float(golden[name][infinite][0]):.3g}"
+            ratio = _rms(error) / (limits[name] * _rms(golden[name]))
+            if not ratio <= 1:
+                return f"{name} errs by {_WITHIN * ratio:.3g} times what is permitted, or usual of the kernel"
         return None
 
 
-Check = Callable[[Probing], Iterator[Relation | str]]
+def _rms(x: Tensor) -> float:
+    return float(x.nan_to_num(0.0, 0.0, 0.0).pow(2).mean().sqrt().clamp(min=1e-300))
 
 
-def _untouched(at: Probing) -> Iterator[str]:
-    """Inputs, and what lies beside them in memory."""
-    inputs, wholes, views = at.known("normal").inputs, Tensors(), Tensors()
-    for name in at.kernel.takes:
-        x = inputs.tensors[name]
-        wholes[name] = torch.full((x.numel() + 2 * _GUARD,), 3.0, dtype=x.dtype, device=at.kernel.device)
-        views[name] = wholes[name][_GUARD:-_GUARD].view(x.shape)
-        views[name].copy_(x)
-    before = {name: whole.clone() for name, whole in wholes.items()}
-    at.kernel(views, inputs.mask, inputs.scale)
-    for name, old in before.items():
-        if not torch.equal(old, wholes[name]):
-            own = torch.equal(old[_GUARD:-_GUARD], wholes[name][_GUARD:-_GUARD])
-            yield f"the call {'writes beside' if own else 'changes'} {name}"
+Check = Callable[[Probing], Iterator[tuple[str | None, bool]]]
+"""Yields what is broken, and whether that is only noted."""
 
 
-def _same_bits(at: Probing) -> Iterator[Relation]:
-    """Also in another stream of a GPU. Gradients may be added by atomics, in any order, which is noted."""
-    streams: list[AbstractContextManager[object]] = [nullcontext()]
+def _untouched(at: Probing) -> Iterator[tuple[str, bool]]:
+    wholes = list[tuple[Tensor, Tensor]]()
+
+    def guarded(x: Tensor) -> Tensor:
+        whole = x.new_full((x.numel() + 2 * _GUARD,), 3.0)
+        inner = whole[_GUARD:-_GUARD].view(x.shape).copy_(x)
+        wholes.append((whole, whole.clone()))
+        return inner
+
+    at.kernel.on(at.inputs("normal"), guarded)
+    for name, (whole, before) in zip(at.kernel.takes, wholes, strict=True):
+        if not torch.equal(whole, before):
+            is_inside = not torch.equal(whole[_GUARD:-_GUARD], before[_GUARD:-_GUARD])
+            yield f"the call {'changes' if is_inside else 'writes beside'} {name}", False
+
+
+def _same_bits(at: Probing) -> Iterator[tuple[str, bool]]:
+    """Gradients may be added by atomics, in any order: that they differ a little is noted."""
+    known = at.predictions.of(_CASES["normal"], at.seeds)
+    streams: list[AbstractContextManager[object]] = [nullcontext(), nullcontext()]
     if at.kernel.device.type == "cuda":
         streams.append(torch.cuda.stream(torch.cuda.Stream()))
+    calls = list[Outputs]()
     for stream in streams:
         with stream:
-            again = at.on("normal")
-        yield Relation("a second call", again, at.usual, within=0.5 if at.predictions.of_pass is BACKWARD else EXACT)
-        yield Relation("a second call", again, at.usual, within=EXACT, is_noted=True)
+            calls.append(at.kernel.on(known.inputs))
+    for again, (name, x) in product(calls[1:], calls[0].items()):
+        if not torch.equal(again[name].nan_to_num(), x.nan_to_num()):
+            times = _rms(again[name].double() - x.double()) / float(known.permitted[name][:, 0].max())
+            is_noted = at.predictions.of_pass is BACKWARD and times <= _ATOMICS
+            yield f"a second call: {name} differs by {times:.3g} times the permitted error (RMS)", is_noted
 
 
-def _layouts(at: Probing) -> Iterator[Relation]:
-    """Tokens before heads in memory, and tensors inside of larger ones."""
-    inputs = at.known("normal").inputs
-
-    def strided(x: Tensor) -> Tensor:
-        wider = x.new_full((*x.shape[:2], x.shape[2] + 2, *(size + 8 for size in x.shape[3:])), math.nan)
-        inner = wider[:, :, 1:-1, : x.shape[3]] if x.ndim == 4 else wider[:, :, 1:-1]
-        return inner.copy_(x)
-
-    def transposed(x: Tensor) -> Tensor:
-        return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-    for layout, change in (("with tokens before heads", transposed), ("with other strides", strided)):
-        tensors = {name: change(inputs.tensors[name].to(at.kernel.device)) for name in at.kernel.takes}
-        outputs = {name: x.cpu() for name, x in at.kernel(tensors, inputs.mask, inputs.scale).items()}
-        yield Relation(f"inputs {layout}", outputs, at.usual)
+def _layouts(at: Probing) -> Iterator[tuple[str | None, bool]]:
+    for place in (_transposed, _inside):
+        yield at.broken("normal", {}, place), False
 
 
-def _slices(at: Probing) -> Iterator[Relation]:
-    inputs = at.known("grouped heads").inputs
-    whole, group = at.on("grouped heads"), inputs.group
-
-    def sliced(tensors: Mapping[str, Tensor], batch: int | None, heads: int | None, rows: int | None) -> Tensors:
-        """The first batch entries, heads of k with all of q that read them, and queries; gradients of keys sum over queries."""
-        return {
-            name: x[:batch, : heads and heads * (1 if name in OF_KEYS else group), : None if name in OF_KEYS else rows]
-            for name, x in tensors.items()
-            if not (rows and name in ("dk", "dv"))
-        }
-
-    parts = {"one head": (None, 1, None), "one batch entry": (1, None, None), "seven queries": (None, None, 7)}
-    for name, part in parts.items():
-        own = at.kernel.on(replace(inputs, tensors=sliced(inputs.tensors, *part)))
-        yield Relation(f"{name} alone", own, sliced(whole, *part), "grouped heads")
-
-
-def _values_of_one(at: Probing) -> Iterator[str]:
-    out = at.on("normal", v=torch.ones_like(at.known("normal").inputs.tensors["v"]))["out"].double()
-    # P is rounded to the format of the inputs, l is not: the mean of errors of up to u each; then the output is rounded.
-    most, worst = 2 * at.predictions.policy.output.to.u, float((out - 1).abs().max())
-    if not worst <= most:
-        yield f"with v = 1 the output is off 1 by up to {worst:.2g}; permitted is {most:.2g}"
-
-
-def _permuted_keys(at: Probing) -> Iterator[Relation]:
-    x = at.known("normal").inputs.tensors
-    order = torch.randperm(x["k"].shape[-2], generator=torch.Generator().manual_seed(at.seeds[0]))
-    permuted = {name: each[:, :, order] if name in OF_KEYS else each for name, each in at.usual.items()}
-    yield Relation("keys in another order", at.on("normal", k=x["k"][:, :, order], v=x["v"][:, :, order]), permuted)
-
-
-def _range_of_values(at: Probing) -> Iterator[Relation]:
-    """V, or dO, times a power of two, within the range of the format: the results are the same but for the factor.
-
-    Gradients may be added by atomics, in any order.
-    """
-    fmt, name = at.predictions.policy.output.to, "do" if "do" in at.kernel.takes else "v"
-    x, usual = at.known("normal").inputs.tensors[name], {each: y.double() for each, y in at.usual.items() if each != "lse"}
-    for power in (20, -40) if fmt.emax > 15 else (8, -3):
-        scaled = {each: y.double() * 2.0**-power for each, y in at.on("normal", **{name: x * 2.0**power}).items()}
-        yield Relation(f"{name} times 2^{power}", scaled, usual, within=EXACT if fmt.emax > 15 and name == "v" else 2.0)
-
-
-def _sums_of_groups(at: Probing) -> Iterator[Relation]:
-    """Gradients of k and v that heads share are the sums of those of k and v that each head has for itself."""
-    inputs = at.known("grouped heads").inputs
-    own = {name: inputs.tensors[name].repeat_interleave(inputs.group, 1) for name in ("k", "v")}
-    gradients = {name: x.float() for name, x in at.on("grouped heads", **own).items()}
-    sums = {name: gradients[name].unflatten(1, (-1, inputs.group)).sum(2) for name in ("dk", "dv")}
-    yield Relation("heads that share k and v", at.on("grouped heads"), sums, "grouped heads")
-
-
-def _far_scores(at: Probing) -> Iterator[Relation]:
-    """Scores that jump by more than an exponential in FP32 can hold: they need the running maximum."""
-    inputs = at.known("normal").inputs
-    q, k = inputs.tensors["q"].clone(), inputs.tensors["k"].clone()
-    q[..., 0], k[..., 0] = 1.0, 0.0
-    k[:, :, k.shape[-2] // 2 :, 0] = _LARGE / inputs.scale
-    golden = at.predictions.of_pass.golden(replace(inputs, tensors=inputs.tensors | {"q": q, "k": k}))["out"]
-    # Half of the keys are left, whose errors average less by the root of 2, at larger scores.
-    yield Relation(f"scores that jump by {_LARGE:g}", at.on("normal", q=q, k=k), {"out": golden}, within=4.0)
-
-
-def _every_element(at: Probing) -> Iterator[str]:
+def _every_element(at: Probing) -> Iterator[tuple[str, bool]]:
     known = at.predictions.of(_MANY, at.seeds[:1])
     for name, x in at.kernel.on(known.inputs).items():
-        most = 2 * float(known.permitted[name][0, 1] + known.floors[name][0, 0])
+        most = float(known.permitted[name][0, 1] + known.floors[name][0, 0])
         error = (x.double() - known.golden[name]).abs().nan_to_num(math.inf)
-        if not float(error.max()) <= most:
-            place = list(map(int, torch.unravel_index(error.argmax(), error.shape)))
-            times = 2 * float(error.max()) / most
-            yield f"of {error.numel()} elements of {name}, {place} errs by {times:.3g} times the largest permitted error"
-
-
-def _empty_rows(at: Probing) -> Iterator[str]:
-    queries, keys = at.known("tall causal").inputs.sizes
-    for name, x in at.on("tall causal").items():
-        empty = x[:, :, : queries - keys]
-        if name in OF_KEYS and not bool(x.isfinite().all()):
-            yield f"rows that see no key make {name} infinite or NaN"
-        elif name == "lse" and not bool(empty.isneginf().all()):
-            yield "the LSE of rows that see no key is not -inf"
-        elif name in ("out", "dq") and not bool((empty == 0).all()):
-            yield f"{name} of rows that see no key is {'NaN' if bool(empty.isnan().any()) else 'a number'}, not 0"
-
-
-def _unread(at: Probing, case: str, unread: Tensor, values: tuple[float, ...], keys: str) -> Iterator[Relation]:
-    """Values that are not finite in keys that no query reads."""
-    x, clean = at.known(case).inputs.tensors, at.on(case)
-    for value in values:
-        changed = {name: x[name].masked_fill(unread, value) for name in "kv"}
-        yield Relation(f"{value} in {keys}", at.on(case, **changed), clean, case, EXACT)
-
-
-def _padding(at: Probing) -> Iterator[Relation]:
-    inputs = at.known("key lengths").inputs
-    lengths = torch.tensor(inputs.mask.key_lengths)[:, None, None, None]
-    padding = torch.arange(inputs.sizes[1])[:, None] >= lengths
-    return _unread(at, "key lengths", padding, (math.nan, math.inf), "padded keys")
-
-
-def _unseen_keys(at: Probing) -> Iterator[Relation]:
-    """Keys before the window of the first query."""
-    inputs = at.known("window").inputs
-    queries, keys = inputs.sizes
-    unseen = torch.arange(keys)[:, None] <= keys - queries - (inputs.mask.window or 0)
-    return _unread(at, "window", unseen, (math.nan,), "keys that no query sees")
-
-
-def _other_heads(at: Probing) -> Iterator[Relation | str]:
-    inputs = at.known("grouped heads").inputs
-    k = inputs.tensors["k"].clone()
-    k[:, -1] = math.nan
-    usual, outputs = at.on("grouped heads"), at.on("grouped heads", k=k)
-    own = {name: 1 if name in OF_KEYS else inputs.group for name in outputs}
-    others, expected = ({name: x[:, : -own[name]] for name, x in each.items()} for each in (outputs, usual))
-    yield Relation("NaN in one head", others, expected, "grouped heads", EXACT)
-    if not all(bool(x[:, -own[name] :].isnan().all()) for name, x in outputs.items() if name in ("out", "dq")):
-        yield "NaN in k gives results that are not NaN"
+        if not float(error.max()) <= _WITHIN * most:
+            place, times = list(map(int, torch.unravel_index(error.argmax(), error.shape))), float(error.max()) / most
+            yield f"of {error.numel()} elements of {name}, {place} errs by {times:.3g} times the largest permitted error", False
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A property with the sentence that states it; a kernel may lack one that is only noted. `only` is the pass that has it."""
+    """A property with the sentence that states it, and changes of a case that show it, or a check of its own.
+
+    A kernel may lack one that is only noted. `only` is the pass that has it.
+    """
 
     name: str
     states: str
-    check: Check
+    changes: Changes = lambda x: [{}]
+    case: str = "normal"
+    check: Check | None = None
     is_noted: bool = False
     only: Pass | None = None
+
+    def run(self, at: Probing) -> Probed:
+        """Check the property; the first failure counts, else the last of what is noted."""
+        outcome, reason = "holds", ""
+        try:
+            for broken, is_noted in self.check(at) if self.check else self._changed(at):
+                if broken and outcome != "fails":
+                    outcome, reason = "noted" if is_noted else "fails", broken
+        except Unsupported as error:
+            outcome, reason = "skipped", str(error)
+        return Probed(self.name, self.states, outcome, reason)
+
+    def _changed(self, at: Probing) -> Iterator[tuple[str | None, bool]]:
+        for changed in self.changes(at.inputs(self.case)):
+            yield at.broken(self.case, changed), self.is_noted
 
 
 @dataclass(frozen=True)
@@ -272,33 +228,20 @@ class Probed:
         return self.outcome == "fails"
 
 
-def probed(probe: Probe, at: Probing) -> Probed:
-    """Check a probe."""
-    try:
-        outcome, reason = "holds", ""
-        for each in probe.check(at):
-            broken, is_noted = (each, False) if isinstance(each, str) else (at.broken(each), each.is_noted)
-            if broken and outcome != "fails":
-                outcome, reason = ("noted" if probe.is_noted or is_noted else "fails"), broken
-    except Unsupported as error:
-        return Probed(probe.name, probe.states, "skipped", str(error))
-    return Probed(probe.name, probe.states, outcome, reason)
-
-
 PROBES = (
-    Probe("untouched", "A call changes neither its inputs nor what lies beside them.", _untouched),
-    Probe("same bits", "Two calls return the same bits, in another stream too.", _same_bits),
-    Probe("layouts", "The result does not depend on the strides of the inputs.", _layouts),
-    Probe("slices", "A head, a batch entry or a few queries alone give what they give together.", _slices),
-    Probe("values of one", "With v = 1 the output is 1.", _values_of_one, only=FORWARD),
-    Probe("permuted keys", "The order of the keys does not matter.", _permuted_keys),
-    Probe("range of values", "Out is proportional to v, gradients are to dO, over the range of the format.", _range_of_values),
-    Probe("grouped sums", "Gradients of k and v are summed over the heads that share them.", _sums_of_groups, only=BACKWARD),
-    Probe("far scores", "Scores that jump by 122 do not overflow.", _far_scores, only=FORWARD),
-    Probe("every element", "No element of a million is far off.", _every_element),
-    Probe("empty rows", "A row that sees no key is 0, its LSE -inf, and it adds nothing to gradients.", _empty_rows),
-    Probe("padding", "NaN and Inf in padded keys do not reach the result.", _padding),
-    Probe("unseen keys", "NaN in keys that no query sees does not reach the result.", _unseen_keys, is_noted=True),
-    Probe("other heads", "NaN in one head reaches no other.", _other_heads),
+    Probe("untouched", "A call changes neither its inputs nor what lies beside them.", check=_untouched),
+    Probe("same bits", "Two calls return the same bits, in another stream too.", check=_same_bits),
+    Probe("layouts", "The result does not depend on the strides of the inputs.", check=_layouts),
+    Probe("slices", "A head, a batch entry or a few queries alone give what they give together.", _slices, "grouped heads"),
+    Probe("values of one", "With v = 1 the output is 1.", lambda x: [{"v": torch.ones_like(x["v"])}], only=FORWARD),
+    Probe("permuted keys", "The order of the keys does not matter.", _permuted),
+    Probe("shifted scores", "A constant added to the scores changes the LSE alone.", lambda x: _plus(x, _SHIFT), only=FORWARD),
+    Probe("far scores", f"Scores that jump by {_LARGE:g} do not overflow.", _jumping, only=FORWARD),
+    Probe("range of values", "Out is proportional to v, gradients are to dO, over the range of the format.", _scaled),
+    Probe("every element", "No element of a million is far off.", check=_every_element),
+    Probe("empty rows", "A row that sees no key is 0, its LSE -inf, and it adds nothing to gradients.", case="tall causal"),
+    Probe("padding", "NaN and Inf in padded keys do not reach the result.", _padding, "key lengths"),
+    Probe("unseen keys", "NaN in keys that no query sees does not reach the result.", _unseen, "window", is_noted=True),
+    Probe("other heads", "NaN in one head reaches no other.", _one_head, "grouped heads"),
 )
 """Every probe, in the order in which they run."""

@@ -266,7 +266,7 @@ def kind(command: str, operation: Operation, timing: Mapping[str, Any] | None = 
 
         return WeightsOverTraining(operation)
     if command == "certify":
-        from numdev.certification.study import Certificates  # late: it imports every kernel
+        from numdev.certification.certificate import Certificates  # late: it imports every kernel
 
         return Certificates(operation)
     return Speeds(operation, make(Budget, timing or {}, "timing")) if command == "speed" else Deviations(operation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 from torch import Tensor
@@ -20,9 +19,8 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.flash_attn import FlashAttn, FlashVersion
 from numdev.attention.vendor.sage import SageAttention
 from numdev.attention.vendor.vanilla import Vanilla
-from numdev.certification import study
-from numdev.certification.certificate import certify
-from numdev.certification.study import Certificates, emulation
+from numdev.certification import certificate
+from numdev.certification.certificate import Certificates, certify
 from numdev.errors import BadInput
 from numdev.measurement.runner import Runner
 
@@ -39,23 +37,9 @@ class InBfloat(Tiled):
         return Output(output.out.bfloat16(), output.lse)
 
 
-@pytest.mark.parametrize(
-    ("words", "tiling", "threshold"),
-    [
-        ("tiles of 128 keys, reverse", Tiling(bc=128, order=Order.REVERSE), 0.0),
-        ("tiles of 64 keys, 4 splits", Tiling(bc=64, splits=4), 0.0),
-        ("tiles of 32 keys, forward, lazy rescales", Tiling(bc=32), 8.0),
-    ],
-)
-def test_tiles_in_words_are_tiles(words: str, tiling: Tiling, threshold: float) -> None:
-    softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=threshold)
-    assert emulation(Tiled(KERNEL), words) == Tiled(KERNEL, replace(tiling, br=tiling.bc), softmax, count=False)
-    assert emulation(Tiled(KERNEL), "") is None
-
-
 def test_a_row_is_a_certificate_and_the_bits_that_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One case is enough for the tiles; in them a kernel of the policy is predicted bit for bit, and another one is not."""
-    monkeypatch.setattr(study, "certify", lambda *args, **more: certify(*args, **more, only=["normal"]))
+    monkeypatch.setattr(certificate, "certify", lambda *args, **more: certify(*args, **more, only=["normal"]))
     runner = Runner(Certificates(ATTENTION), "cpu")
     record = runner.measure(PROBLEM, InBfloat(KERNEL, Tiling(bc=64, order=Order.REVERSE), EXP2))
     (row,) = record.rows
@@ -79,7 +63,7 @@ class InBfloatBackward(TiledBackward):
 
 
 def test_gradients_are_certified_by_their_own_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(study, "certify", lambda *args, **more: certify(*args, **more, only=["normal"]))
+    monkeypatch.setattr(certificate, "certify", lambda *args, **more: certify(*args, **more, only=["normal"]))
     forward, exp2 = Tiled(KERNEL, Tiling(bc=128), EXP2), Recompute(exponential=Exponential.EXP2)
     kernel = InBfloatBackward(forward, BackwardPrecision.kernel(BF16), Tiling(br=64, bc=64, order=Order.REVERSE), exp2)
     (row,) = Runner(Certificates(ATTENTION_BACKWARD), "cpu").measure(PROBLEM, kernel).rows

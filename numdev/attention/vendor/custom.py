@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,26 +59,38 @@ class Custom(InDtype):
         source: Loaded = vars(self)["_loaded"]
         if not source.is_current:
             raise BadInput(_FIELD, self.function, "a module of it was reloaded since it was named; make the Custom again")
-        try:
-            result = source.function(q, k, v, mask=mask, scale=scale)
-        except TypeError as error:
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it was raised within the function
-                raise
-            hint = f"it is called as function(q, k, v, mask=mask, scale=scale), and does not take that ({error})"
-            raise BadInput(_FIELD, self.function, hint) from error
+        result = called(source.function, {"q": q, "k": k, "v": v}, mask, scale, _FIELD, self.function)
         out, lse = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
         expected = (*q.shape[:-1], v.shape[-1]), self.fmt.dtype, q.device
         expected_lse = tuple(q.shape[:-1]), self.formats["lse"].dtype, q.device
-        if _layout(out) != expected or (lse is not None and _layout(lse) != expected_lse):
-            returned = " and ".join(_described(_layout(value)) for value in ([out] if lse is None else [out, lse]))
-            hint = f"it must return out {_described(expected)}, or that and lse {_described(expected_lse)}"
+        if layout(out) != expected or (lse is not None and layout(lse) != expected_lse):
+            returned = " and ".join(described(layout(value)) for value in ([out] if lse is None else [out, lse]))
+            hint = f"it must return out {described(expected)}, or that and lse {described(expected_lse)}"
             raise BadOutput(_FIELD, self.function, f"it returned {returned}; {hint}")
         return Output(out, lse)
 
 
-def _layout(value: object) -> tuple[tuple[int, ...], torch.dtype, torch.device] | str:
+def called(
+    function: Callable[..., Any], inputs: Mapping[str, Tensor], mask: Mask, scale: float | None, field: str, name: str
+) -> Any:
+    """The result of a user's function; raises BadInput, naming `field`, where it does not take its arguments."""
+    try:
+        return function(*inputs.values(), mask=mask, scale=scale)
+    except TypeError as error:
+        if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it was raised within the function
+            raise
+        hint = f"it is called as function({', '.join(inputs)}, mask=mask, scale=scale), and does not take that ({error})"
+        raise BadInput(field, name, hint) from error
+
+
+Layout = tuple[tuple[int, ...], torch.dtype | None, torch.device]
+
+
+def layout(value: object) -> Layout | str:
+    """Shape, dtype and device of a tensor; of anything else its type."""
     return (tuple(value.shape), value.dtype, value.device) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _described(layout: tuple[tuple[int, ...], torch.dtype | None, torch.device] | str) -> str:
+def described(layout: Layout | str) -> str:
+    """A layout in words."""
     return layout if isinstance(layout, str) else f"{layout[0]} in {str(layout[1])[6:]} on {layout[2]}"

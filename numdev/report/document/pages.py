@@ -11,18 +11,22 @@ import math
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
+from matplotlib.figure import Figure
 
 from numdev.report.document.context import Part, context
 from numdev.report.document.export import TEMPLATES, summarise
 from numdev.report.document.tables import place
+from numdev.report.figures.marks import Dot, draw_rows, page, swatch
+from numdev.report.figures.theme import BLUE, MEANINGS, freeze, styled, to_svg
 from numdev.report.reading.frames import places_of
+from numdev.report.statistics import Interval
 
 MOST_ROWS = 20_000
 """Rows of the table; a browser takes some seconds to sort and to search as many."""
@@ -34,9 +38,8 @@ _WORDS = {"reference": "compared with"}
 def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = "", author: str = "") -> bytes:
     """The document on some parts; its table of rows is that of the first, and so is its title unless one is given."""
     whole = summarise(parts[0].results)
-    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    templates.filters |= {"mathematical": mathematical, "formatted": formatted}
-    page = templates.get_template("report.html").render(
+    return _rendered(
+        "report.html",
         context(parts, title, author)
         | {
             "notes": notes,
@@ -44,11 +47,16 @@ def write_html(parts: Sequence[Part], notes: Sequence[str] = (), title: str = ""
             "table": table(parts[0], whole[:MOST_ROWS]),
             "whole": len(whole) if len(whole) > MOST_ROWS else 0,
             "most": MOST_ROWS,
-            "style": Markup((TEMPLATES / "report.css").read_text()),
             "script": Markup((TEMPLATES / "report.js").read_text()),
-        }
+        },
     )
-    return page.encode()
+
+
+def _rendered(template: str, data: Mapping[str, Any]) -> bytes:
+    """A page in HTML from its template, with the style of every page."""
+    templates = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    templates.filters |= {"mathematical": mathematical, "formatted": formatted}
+    return templates.get_template(template).render({**data, "style": Markup((TEMPLATES / "report.css").read_text())}).encode()
 
 
 def mathematical(text: str) -> Markup:
@@ -104,16 +112,65 @@ def _number(value: float) -> float | None:
 
 def write_pdf(parts: Sequence[Part], title: str = "", author: str = "") -> bytes:
     """The document on some parts; its title is that of the first unless one is given."""
-    import typst  # late: the typesetter is large
-
     with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        write_root(parts, root, title, author)
-        return bytes(typst.compile(str(root / "report.typ"), root=str(root), ignore_system_fonts=True))
+        write_root(parts, Path(name), title, author)
+        return _typeset("report.typ", Path(name))
 
 
 def write_root(parts: Sequence[Part], root: Path, title: str = "", author: str = "") -> None:
     """Write what Typst reads, templates, figures and `data.json`, into a folder."""
-    for path in [*TEMPLATES.glob("*.typ"), *(picture.svg for part in parts for picture in part.pictures)]:
-        shutil.copy(path, root)
-    (root / "data.json").write_text(json.dumps(context(parts, title, author)))
+    for picture in (picture.svg for part in parts for picture in part.pictures):
+        shutil.copy(picture, root)
+    _write_data(context(parts, title, author), root)
+
+
+def _write_data(data: Mapping[str, Any], root: Path) -> None:
+    for template in TEMPLATES.glob("*.typ"):
+        shutil.copy(template, root)
+    (root / "data.json").write_text(json.dumps(data))
+
+
+def _typeset(template: str, root: Path) -> bytes:
+    """The PDF of a template and the data in its folder."""
+    import typst  # late: the typesetter is large
+
+    return bytes(typst.compile(str(root / template), root=str(root), ignore_system_fonts=True))
+
+
+_OUTPUTS = {"out": BLUE, "dq": MEANINGS["dQ"], "dk": MEANINGS["dK"], "dv": MEANINGS["dV"]}
+_LEAST = 0.1  # ratio that is shown
+
+
+def write_certificate(certificate: Mapping[str, Any], kind: str) -> bytes:
+    """The page of a certificate of a kernel, `pdf` or `html`, from what `certificate.json` holds."""
+    caption = "The error of each output over what the policy permits, case by case"
+    svg = to_svg(_ratios(certificate), caption, f"{caption}. {certificate['sentence']}")
+    data = {**certificate, "figure": "certificate.svg", "caption": caption}
+    if kind == "html":
+        return _rendered("certificate.html", data | {"svg": Markup(inline(svg.decode(), "certificate"))})
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "certificate.svg").write_bytes(svg)
+        _write_data(data, root)
+        return _typeset("certificate.typ", root)
+
+
+@styled()
+def _ratios(certificate: Mapping[str, Any]) -> Figure:
+    """The ratio of the RMSE with its interval, in one row for each case."""
+    cases, margin, dots = [case for case in certificate["cases"] if not case["skipped"]], certificate["margin"], list[Dot]()
+    figure = page(0.7 + 0.19 * len(cases))
+    axes, outputs = figure.subplots(), dict.fromkeys(each["output"] for case in cases for each in case["judged"])
+    shades = {name: _OUTPUTS[name] for name in outputs if name in _OUTPUTS}
+    for row, case in enumerate(cases):
+        judged = [each for each in case["judged"] if each["figure"] == "rmse" and each["output"] in shades]
+        for number, each in enumerate(judged):
+            ratio, low, high = (max(each[end], _LEAST) for end in ("ratio", "low", "high"))
+            down = 0.2 * (number - (len(judged) - 1) / 2)
+            interval = Interval(ratio, low, high, case["seeds"])
+            dots.append(Dot(row + down, interval, shades[each["output"]], look={"markersize": 3}, name=each["output"]))
+    draw_rows(axes, [case["name"] for case in cases], dots, at={1: "", margin: f"margin {margin:g}"})
+    axes.set_xlabel("RMSE over what the policy permits")
+    if len(shades) > 1:
+        axes.legend(handles=list(map(swatch, shades.values())), labels=list(shades), loc="lower right")
+    return freeze(figure)

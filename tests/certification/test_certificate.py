@@ -38,12 +38,11 @@ Gradients = tuple[Tensor, ...]
 
 
 @pytest.fixture(scope="session")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Certifier:
-    """Certifies on a few cases, with predictions that all workers share."""
-    cache = tmp_path_factory.getbasetemp().parent / "predictions"
+def certified(predictions: Path) -> Certifier:
+    """Certifies on a few cases."""
 
     def run(kernel: object, only: Sequence[str] = (*NUMERIC, *MASKED), **settings: object) -> Certificate:
-        return certify(kernel, device="cpu", seed=SEED, only=only, cache=cache, **settings)  # type: ignore[arg-type]
+        return certify(kernel, device="cpu", seed=SEED, only=only, cache=predictions, **settings)  # type: ignore[arg-type]
 
     return run
 

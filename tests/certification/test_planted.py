@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from numdev.certification.cases import CASES, Inputs
 from numdev.certification.certificate import Certificate, certify
 from tests.certification import backward_kernels, forward_kernels
 from tests.certification.forward_kernels import Flash, Step
-from tests.certification.triton_kernels import Fault, TritonBackward, TritonForward
 
 SEED = 7001
 CASES_OF_TESTS = ("normal", "sink", "ramp", "captured", "causal", "tall causal", "window", "key lengths", "grouped heads")
@@ -114,15 +114,14 @@ def params(name: str, missed: Mapping[str, str] = MISSED) -> list[object]:
 
 
 @pytest.fixture(scope="session")
-def certified(tmp_path_factory: pytest.TempPathFactory) -> Certifier:
-    """Certifies on a few cases, with predictions that all workers share."""
-    folder = tmp_path_factory.getbasetemp().parent / "predictions"
+def certified(predictions: Path) -> Certifier:
+    """Certifies on a few cases."""
 
-    def run(name: str, kernel: object, device: str = "cpu") -> Certificate:
+    def run(name: str, kernel: object) -> Certificate:
         is_backward = name.startswith("gradients")
         subject: dict[str, Any] = {"kernel": Flash(64), "backward": kernel} if is_backward else {"kernel": kernel}
         only = (*CASES_OF_TESTS, *PROBES_OF_TESTS, "many queries" if is_backward else "far scores")
-        return certify(**subject, device=device, seed=SEED, only=only, cache=folder)
+        return certify(**subject, device="cpu", seed=SEED, only=only, cache=predictions)
 
     return run
 
@@ -203,32 +202,3 @@ def test_what_is_no_step_is_caught(certified: Certifier, name: str, kernel: Step
     certificate = certified(name, kernel)
     assert certificate.verdict is Verdict.FAIL, certificate.text()
     assert is_named(certificate, "") or name not in table("OUTSIDE"), certificate.sentence()
-
-
-TRITON = [
-    (TritonForward, {"SCORES_BF16": "scores", "SUM_BF16": "row_sum", "OUT_BF16": "accumulator", "ALPHA_BF16": "rescale"}),
-    (
-        TritonForward,
-        {"EXP_BF16": "exp", "RESCALE_MISSED": "rescale", "LIMIT": "limit", "LSE_BASE_2": "lse"},
-    ),
-    (TritonBackward, {"SCORES_BF16": "scores", "DQ_BF16": "dq", "DK_BF16": "dk", "DELTA_BF16": "delta", "DP_BF16": "dp"}),
-    (TritonForward, {"PADDING_SUMMED": ""}),
-    (TritonBackward, {"DK_UNSCALED": "", "DELTA_LEFT_OUT": "", "QUERIES_LOST": ""}),
-]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(("make", "fault", "step"), [(make, *entry) for make, steps in TRITON for entry in steps.items()])
-def test_a_fault_in_triton_is_named(certified: Certifier, device: str, make: Step, fault: str, step: str) -> None:
-    """In the interpreter; on a GPU if there is one."""
-    name = "gradients in Triton" if make is TritonBackward else "Triton"
-    certificate = certified(name, make(Fault[fault]), device=device)
-    assert certificate.verdict is Verdict.FAIL, certificate.text()
-    assert is_named(certificate, step) or not step, certificate.sentence()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("make", [TritonForward, TritonBackward])
-def test_a_right_kernel_in_triton_passes(certified: Certifier, device: str, make: Step) -> None:
-    certificate = certified("gradients" if make is TritonBackward else "Triton", make(), device=device)
-    assert certificate.verdict is Verdict.PASS, certificate.text()

@@ -11,6 +11,7 @@ It fails with the text of the certificate, and leaves `certificate-TEST.json` be
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,23 +57,21 @@ def assert_as_accurate_as(
 
     from numdev.attention.base import check_shapes, softmax_scale
     from numdev.attention.mask import Mask
-    from numdev.attention.vendor.custom import described, layout
     from numdev.certification.accuracy import FIGURES, Predictions, judge
     from numdev.certification.cases import Inputs
     from numdev.certification.culprit import find
-    from numdev.certification.kernel import format_of
+    from numdev.certification.kernel import Kernel, format_of
     from numdev.errors import BadInput
 
-    mask, dtype = mask or Mask(), format_of(precision).dtype
+    mask, fmt = mask or Mask(), format_of(precision)
     check_shapes(q, k, v, mask)
-    shape = (*q.shape[:-1], v.shape[-1])
-    for name, x, dtypes in (("q", q, {dtype}), ("k", k, {dtype}), ("v", v, {dtype}), ("out", out, {dtype, torch.float32})):
-        allowed = [(shape if name == "out" else tuple(x.shape), each, x.device) for each in dtypes]
-        if layout(x) not in allowed:
-            raise BadInput(name, described(layout(x)), f"give {' or '.join(map(described, allowed))}")
-    inputs = Inputs({name: x.detach().cpu() for name, x in {"q": q, "k": k, "v": v}.items()}, mask, softmax_scale(q, scale))
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if x.dtype != fmt.dtype:
+            raise BadInput(name, x.dtype, f"give a tensor in {fmt.dtype}")
+    inputs = Inputs({name: x.detach() for name, x in {"q": q, "k": k, "v": v}.items()}, mask, softmax_scale(q, scale))
+    outputs = Kernel("out", lambda *_: (out, lse), fmt, q.device).on(inputs)  # checks their layouts
+    inputs = replace(inputs, tensors={name: x.cpu() for name, x in inputs.tensors.items()})
     known = Predictions(precision, q.shape[-1], None).on("own inputs", inputs)
-    outputs = {name: x.detach().cpu() for name, x in {"out": out, "lse": lse}.items() if x is not None}
     judged = [each for each in judge(known.ratios(outputs), margin) if each.figure != "bias"]
     wrong = next((each for each in judged if not each.ratio <= each.limit), None)
     if wrong is None:

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,7 +29,6 @@ from numdev.results.environment import environment, resolve_device
 from numdev.results.record import Column, Use
 
 SCHEMA = 1
-EXIT_CODES = {Verdict.PASS: 0, Verdict.LIMITED: 0, Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 4}
 _PREEMPTS = ("untouched", "same bits")  # probes without which the error of a kernel is no property of its steps
 _RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
@@ -37,15 +36,8 @@ COLUMNS = {"case": "<13", "RMSE": ">17", "largest": ">8", "beside": ">17", "u": 
 """Of the table of cases, each with how text aligns it."""
 
 
-class Depth(NamedTuple):
-    """How much is computed: seeds at first, and at most for what these do not decide; sizes of heads."""
-
-    seeds: int
-    most_seeds: int
-    head_dims: tuple[int, ...]
-
-
-DEPTHS = {"quick": Depth(3, 8, (64,)), "full": Depth(5, 20, (64, 128))}
+DEPTHS = {"quick": (3, 8, (64,)), "full": (5, 20, (64, 128))}
+"""Seeds at first, and at most for what these do not decide; sizes of heads."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +122,7 @@ class Certificate:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_CODES[self.verdict]
+        return {Verdict.FAIL: 1, Verdict.INCONCLUSIVE: 4}.get(self.verdict, 0)
 
     def sentence(self) -> str:
         """The step that errs, or the probe that fails; of a kernel that passes how it computes."""
@@ -251,7 +243,9 @@ def certify(
         raise BadInput("seed", seed, "give 0 or more")
     if not margin > 0:
         raise BadInput("margin", margin, "give a positive number: times the permitted RMSE")
-    place, of_pass, span = resolve_device(device), FORWARD if backward is None else BACKWARD, DEPTHS[depth]
+    place, of_pass = resolve_device(device), FORWARD if backward is None else BACKWARD
+    few, many, sizes = DEPTHS[depth]
+    seeds = range(seed, seed + few), range(seed + few, seed + many)
     subject = kernel_of(kernel, format_of(precision), place, backward)
     probes = [probe for probe in PROBES if probe.only in (None, of_pass)]
     only = [str(name).replace("_", " ") for name in ([only] if isinstance(only, str) else only)]
@@ -259,21 +253,21 @@ def certify(
     for name in only:
         if name not in names:
             raise NotAChoice("only", name, names)
-    sizes = (head_dim,) if head_dim else span.head_dims
+    sizes = (head_dim,) if head_dim else sizes
     every = {size: Predictions(precision, size, Path(cache) if cache else default_folder(), of_pass) for size in sizes}
     cases = [case for case in CASES if not only or case.name in only]
     work = [(size, case) for size in sizes for case in cases if case.head_dim is None or size == sizes[0]]
     reports, compared = list[CaseReport](), dict[str, tuple[Known, Outputs]]()
     for done, (size, case) in enumerate(work):
         progress(done, len(work) + 1, case.name)
-        report, known, outputs = _judged(subject, every[size], case, span, margin, seed)
+        report, known, outputs = _judged(subject, every[size], case, seeds, margin)
         reports.append(report)
         if outputs is not None and size == sizes[0]:
             compared[case.name] = known, outputs
     if reports and not compared:
         raise Unsupported("kernel", f"it refuses all of these inputs: {reports[0].skipped}")
     progress(len(work), len(work) + 1, "probes and culprit")
-    probing = Probing(subject, every[sizes[0]], range(seed, seed + span.seeds))
+    probing = Probing(subject, every[sizes[0]], seeds[0])
     outcomes = tuple(probe.run(probing) for probe in probes if not only or probe.name in only)
     failing = {report.name for report in reports if report.verdict is Verdict.FAIL}
     results = [compared[case.name] for case in cases if case.name in compared and (case.names or only or case.name in failing)]
@@ -298,17 +292,17 @@ def _equal(known: Known, outputs: Outputs, culprit: Culprit) -> float:
 
 
 def _judged(
-    kernel: Kernel, predictions: Predictions, case: Case, depth: Depth, margin: float, seed: int
+    kernel: Kernel, predictions: Predictions, case: Case, seeds: tuple[range, range], margin: float
 ) -> tuple[CaseReport, Known, Outputs | None]:
     """A case over its first seeds, and over more where these decide nothing; and what the kernel returned on the first."""
-    known, primary = predictions.of(case, range(seed, seed + depth.seeds)), predictions.of_pass.outputs[0]
+    known, primary = predictions.of(case, seeds[0]), predictions.of_pass.outputs[0]
     about = CaseReport(case.name, case.shows, case.head_dim or predictions.head_dim)
     try:
         outputs = kernel.on(known.inputs)
         ratios = known.ratios(outputs)
         judged = judge(ratios, margin)
         if any(each.verdict is Verdict.INCONCLUSIVE for each in judged):
-            more = predictions.of(case, range(seed + depth.seeds, seed + depth.most_seeds))
+            more = predictions.of(case, seeds[1])
             further = more.ratios(kernel.on(more.inputs))
             ratios = {name: torch.cat([own, further[name]]) for name, own in ratios.items()}
             judged = judge(ratios, margin)

@@ -22,6 +22,7 @@ from numdev.certification.kernel import Kernel
 from numdev.errors import Unsupported
 
 _WITHIN = 2.0  # times the error of the unchanged case, or the permitted one
+_OWN = 4.0  # times the permitted error: so much of its own error a kernel may repeat; any of an LSE, which is often in few bits
 _ATOMICS = 0.5  # times the permitted error: what two orders of additions may differ by
 _GUARD = 64  # numbers beside an input, which a kernel must not write
 _LARGE = 122.0  # by so much scores jump: an exponential of it overflows FP32
@@ -108,7 +109,8 @@ class Probing:
             known = self.predictions.of(_CASES[name], self.seeds)
             ratios = known.ratios(self.kernel.on(known.inputs))
             permitted = {each: (known.permitted[each] + known.floors[each])[:, 0].max() for each in ratios}
-            own = {each: float(permitted[each] * ratio[:, 0].max().clamp(1.0, ABSURD)) for each, ratio in ratios.items()}
+            most = {each: ABSURD if each == "lse" else _OWN for each in ratios}
+            own = {each: float(permitted[each] * ratio[:, 0].max().clamp(1.0, most[each])) for each, ratio in ratios.items()}
             self._limits[name] = {each: _WITHIN * error / _rms(known.golden[each]) for each, error in own.items()}
         return self._limits[name]
 

@@ -217,10 +217,13 @@ def certify(
     cache: Path | str | None = None,
     progress: Callable[[int, int, str], object] = lambda done, total, text: None,
 ) -> Certificate:
-    """Judge a kernel by what its declared policy permits, and name the step that errs.
+    """Judge an attention kernel by what its number formats permit, and name the step that errs.
+
+    No tolerance is needed: permitted is the error of tiled attention in the same formats, which is computed element by element.
 
     Args:
-        kernel: package.module:function, a function, an implementation of attention, or a name, see below
+        kernel: package.module:function, called as function(q, k, v, mask=, scale=) and returning out, or out and LSE; or a name,
+            such as sdpa; in Python also a function, or an implementation of attention
         precision: policy that the kernel claims: kernel_bf16, kernel_fp16 or kernel_fp32
         backward: judges gradients in place of the forward pass: package.module:function, called as function(q, k, v, out, lse,
             do, mask=, scale=) and returning dq, dk and dv; autograd through the kernel; or triton, flex, vanilla, sdpa, ...

@@ -8,22 +8,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 from inspect import getdoc, signature
 from pathlib import Path
+from textwrap import fill
 
 import yaml
 
 from numdev.cli.compare import parsed
 from numdev.errors import NotAChoice
 
-_PURPOSE = """\
-Judges an attention kernel by what its number formats permit, and names the step
-that errs. No tolerance is needed: permitted is the error of tiled attention in
-the same formats, which numdev computes element by element."""
 _RULES = """\
-The kernel is package.module:function, called as function(q, k, v, mask=, scale=)
-and returning out, or out and LSE; or one of: triton, flex, vanilla, sdpa,
-sdpa_flash, sdpa_cudnn, sdpa_efficient, sdpa_math, flash_attn (the newest, or
-flash_attn_2, flash_attn_3, flash_attn_4), sageattention.
-
 Exit code: 0 PASS, and LIMITED where the kernel refuses some inputs or returns
 no LSE; 1 FAIL; 4 INCONCLUSIVE; 2 for what cannot be used, or if the certificate
 cannot be written; 3 where the kernel refuses every input; 5 where the kernel
@@ -38,14 +30,17 @@ _OUTPUT = {
 def read(arguments: Sequence[str]) -> Namespace:
     """The kernel and the settings as text; BadInput for what the command does not take."""
     from numdev.certification.certificate import certify
+    from numdev.certification.kernel import KERNELS
 
-    described = (getdoc(certify) or "").partition("Args:\n")[2].partition("\n\n")[0]
+    about, _, meanings = (getdoc(certify) or "").partition("Args:\n")
     known, settings = signature(certify).parameters, dict[str, tuple[str, str]]()
-    for name, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", described, re.M):
+    for name, text in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", meanings.partition("\n\n")[0], re.M):
         default = "" if known[name].default in (None, (), known[name].empty) else str(known[name].default)
         settings[name] = default, " ".join(text.split())
     kernel, _ = settings.pop("kernel"), settings.pop("progress")
-    return parsed("numdev certify", (_PURPOSE, _RULES), {"kernel": kernel[1]}, settings | _OUTPUT, arguments)
+    names = fill(f"Kernels with names: {', '.join(KERNELS)}.", 80)
+    texts = fill(" ".join(about.split()), 80), f"{names}\n\n{_RULES}"
+    return parsed("numdev certify", texts, {"kernel": kernel[1]}, settings | _OUTPUT, arguments)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -10,7 +10,6 @@ from types import FunctionType
 import pytest
 
 import numdev as nd
-from numdev.arithmetic.formats import BF16
 
 OFFERED: list[str] = importlib.import_module("numdev").__all__
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "hydra", "numpy", "jaxtyping", "safetensors")
@@ -46,7 +45,6 @@ def test_other_names_are_not(name: str) -> None:
 
 
 PROBLEM = nd.Problem(nd.Distribution(nd.Kind.NORMAL), nd.Shape(queries=16, keys=24, head_dim=8))
-VARIANT = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(br=8, bc=8))
 
 
 def test_a_value_that_cannot_have_an_effect_is_refused() -> None:

@@ -5,7 +5,6 @@ The wording of reference results is that of the numdev that made them, and binds
 
 from __future__ import annotations
 
-import csv
 import html
 import json
 import os
@@ -22,7 +21,7 @@ import pytest
 
 import numdev as nd
 from docs_hooks import tables
-from docs_hooks.quoted import REFERENCE, figure, spread
+from docs_hooks.quoted import figure
 from numdev.cli import certify as certification
 from numdev.cli import compare as comparison
 from numdev.cli import launch
@@ -205,18 +204,6 @@ class TestSite:
 def test_what_names_nothing_or_more_than_one_number_is_refused(row: dict[str, str]) -> None:
     with pytest.raises(LookupError, match="rows have|finds nothing"):
         figure("cpu/claims.csv", **row)
-
-
-def test_the_ends_of_a_column_are_those_of_the_selected_rows() -> None:
-    path = "h200/training/runs.csv"
-    with (REFERENCE / path).open(newline="") as file:
-        scores = [float(row["score"]) for row in csv.DictReader(file) if row["label.rung"] == "SDPA flash"]
-    assert len(set(scores)) > 1
-    result = spread(path, "score", **{"label.rung": "SDPA flash"})
-    assert [float(end) for end in result.split(" to ")] == [min(scores), max(scores)]
-    assert spread(path, "parameters") == "9996492"
-    with pytest.raises(LookupError, match="no row of"):
-        spread(path, "score", **{"label.rung": "nothing"})
 
 
 def test_every_setting_and_every_metric_is_in_the_reference() -> None:

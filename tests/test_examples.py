@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -161,6 +162,7 @@ class TestByTheCommandLine:
         ran = numdev("compare", "before", "after", "out=compared")
         assert (ran.code, ran.err) == (0, "")
         assert "no regression in 24 comparisons" in ran.out  # y and rms of each point
+        assert not re.search("attention|softmax|tile|heads|quer", ran.out)
         assert len(Path("compared/compare.csv").read_text().splitlines()) == 25
 
     def test_a_study_of_speed_and_its_report(self, numdev: Command) -> None:

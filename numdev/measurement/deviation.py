@@ -97,8 +97,7 @@ class Deviations(Kind):
         """Raises BadInput, naming the problem, if it is larger than the free memory."""
         check_memory(point.problem, context.device, self.operation.smaller)
         kernels, before = dict[str, None](), dict[tuple[str, ...], Direction]()
-        rows: list[dict[str, Any]] = []
-        counters: list[dict[str, Any]] = []
+        rows, counters = list[dict[str, Any]](), list[dict[str, Any]]()
         for seed in context.replicates():
             replicate = _Replicate(self.operation, point.problem, seed, context.device, context.kept)
             variant = of_replicate(point.variant, seed)

@@ -59,7 +59,7 @@ class Outcome:
 
     measured: int = 0
     skipped: int = 0  # since their records were there
-    seconds: float = 0.0
+    seconds: float = 0.0  # that measuring took
     statuses: list[Status] = field(default_factory=list)
     failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
 
@@ -103,10 +103,6 @@ def measured(point: StudyPoint, bench: Runner, store: Store, key: str, where: Wh
     return record.status, record.reason
 
 
-def _silent(done: int, total: int, point: StudyPoint) -> None:
-    """Reports no progress."""
-
-
 def run(
     study: Study,
     bench: Runner,
@@ -114,9 +110,9 @@ def run(
     *,
     fresh: bool = False,
     shard: Shard | None = None,
-    progress: Progress = _silent,
+    progress: Progress | None = None,
     keys: Sequence[str] | None = None,
-    pool: Callable[[Points, int, Progress], dict[str, Ended]] | None = None,
+    pool: Callable[[Points, int, Progress | None], dict[str, Ended]] | None = None,
     **where: Unpack[Where],
 ) -> Outcome:
     """Measure the points of a study that the store does not have yet; of `where` the caller may give `on_replicate` and `within`.
@@ -125,23 +121,28 @@ def run(
     listed in the outcome and stops no other; one that ended in `error` or `out_of_memory` is tried again by the next run.
     `keys` are those of the points, where they are at hand; a `pool` measures what is left in other processes.
     """
-    outcome, start, ended = Outcome(), time.perf_counter(), dict[str, Ended]()
+    outcome, ended = Outcome(), dict[str, Ended]()
     keys = keys_of(study, bench) if keys is None else keys
     store.put_study(study.name, study.manifest(keys, bench.kind.name, bench.kind.operation.settings()))
-    work = points_of(study, keys, shard or Shard())
+    work, start = points_of(study, keys, shard or Shard()), time.perf_counter()
     if pool is not None:
         left = [(key, point) for key, point in work if fresh or stored(store, key) is None]
-        ended, progress = pool(left, len(work), progress), _silent  # which reports each
+        ended, progress = pool(left, len(work), progress), None  # it has reported each
+        outcome.seconds = time.perf_counter() - start
     for done, (key, point) in enumerate(work):
-        progress(done, len(work), point)
+        if progress is not None:
+            progress(done, len(work), point)
+        start = time.perf_counter()
         kept = None if fresh or key in ended else stored(store, key)
         status, reason = kept or ended.get(key) or measured(point, bench, store, key, where)
-        outcome.skipped += kept is not None
-        outcome.measured += kept is None
+        if kept is None:
+            outcome.measured += 1
+            outcome.seconds += time.perf_counter() - start
+        else:
+            outcome.skipped += 1
         outcome.statuses.append(status)
         if status is not Status.OK:
             outcome.failures.append((point.text(), status, reason))
-    outcome.seconds = time.perf_counter() - start
     return outcome
 
 
@@ -302,7 +303,7 @@ class Workers(ProcessPoolExecutor):
         super().__init__(count, fork, initializer=_begin_worker, initargs=(threads, parts))
         self.submit(os.getpid).result()
 
-    def run(self, place: int, left: Points, total: int, progress: Progress) -> dict[str, Ended]:
+    def run(self, place: int, left: Points, total: int, progress: Progress | None) -> dict[str, Ended]:
         """Measure what is left of the `total` points of the study at a place.
 
         Points of one problem go to one worker, for golden to be computed once, unless they are more than its share of the work.
@@ -319,13 +320,14 @@ class Workers(ProcessPoolExecutor):
             most = max(1, int(share / size[group[0][0]]))
             parts += [group[i : i + most] for i in range(0, len(group), most)]
         parts.sort(key=lambda part: sum(size[key] for key, _ in part), reverse=True)
+        report = progress or (lambda *_: None)
         if left:
-            progress(there, total, left[0][1])
+            report(there, total, left[0][1])
         try:
             futures = {self.submit(_measure, place, [key for key, _ in part]): part for part in parts}
             for future in as_completed(futures):
                 ended |= future.result()
-                progress(there + len(ended), total, futures[future][-1][1])
+                report(there + len(ended), total, futures[future][-1][1])
         except BaseException as error:
             self.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():

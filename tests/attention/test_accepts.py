@@ -40,7 +40,6 @@ from tests.cases import POLICIES, Inputs, Sizes, draw, draw_all, lse_of, on, sam
 
 CLOSE: Sizes = (1, 2, 1, 20, 37, 24)
 Inputs3 = tuple[Tensor, Tensor, Tensor]
-BINARY = OnlineSoftmax(exp=Exponential.EXP2)
 
 LOOPS = [
     (Tiling(20, 13, Order.REVERSE, splits=2), OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=8.0)),

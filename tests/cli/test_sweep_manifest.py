@@ -105,12 +105,6 @@ def test_single_points_have_a_report(numdev: Command) -> None:
     assert Path("o/figures/points_attention.png").is_file()
 
 
-def test_the_figure_of_one_point_names_it_in_words(numdev: Command) -> None:
-    assert numdev("measure", "problem.n=16", *TINY).code == 0
-    figure = nd.plot(nd.load("results"))
-    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["Single points of attention"]
-
-
 @pytest.mark.slow
 def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Command) -> None:
     small = ("operation=attention_backward", "problem.n=16", *TINY, "results=backward")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from scipy import stats
 
 from numdev.arithmetic.formats import FP32
@@ -27,7 +25,7 @@ from numdev.measurement.metrics import METRICS, NONFINITE
 from numdev.measurement.runner import Runner
 from numdev.measurement.speed import Budget, Speeds
 from numdev.measurement.studies import run
-from numdev.report.comparison import COLUMNS, COMPARABLE, Criterion, compare, show
+from numdev.report.comparison import COLUMNS, COMPARABLE, Criterion, compare
 from numdev.report.reading.columns import meaning
 from numdev.report.reading.frames import load
 from numdev.report.statistics import Floats, holm, ratio
@@ -249,19 +247,25 @@ class TestTests:
 
 class TestCommand:
     def test_a_regression_ends_with_1_and_is_shown(self, numdev: Command, tmp_path: Path) -> None:
-        fp16, fp32 = {"precision": "fp16"}, {"precision": "fp32"}
-        store_of(tmp_path / "a", point(), point(labels=fp16), point(labels=fp32))
-        gone = failed(Status.ERROR, "it fell [over]", machine="two", labels=fp16)
-        store_of(tmp_path / "b", point(scaled([1.2, 1.21, 1.19, 1.2, 1.22]), "two"), gone, point(machine="two", labels=fp32))
+        """Broken points come first, then worse ones by their ratio; what cannot be tested is never called worse."""
+        labels = [{"precision": name} for name in ("bf16", "fp16", "fp32", "tf32", "fp64")]
+        store_of(tmp_path / "a", *(point(labels=each) for each in labels[:4]), point([1.0], labels=labels[4]))
+        gone = failed(Status.ERROR, "it fell [over]", machine="two", labels=labels[1])
+        worse = [point(scaled([x * f for f in (1.2, 1.21, 1.19, 1.2, 1.22)]), "two", labels[i]) for x, i in ((1.0, 0), (2.0, 3))]
+        others = point(machine="two", labels=labels[2]), point([9.0], "two", labels[4])
+        store_of(tmp_path / "b", gone, *worse, *others)
         ran = numdev("compare", "a", "b", "out=o")
         assert ran.code == 1
-        for words in ("2 regressions in 3 comparisons", "it fell", "1.204 [", "Environments differ", "one", "two"):
-            assert words in ran.out
+        worst_first = ["Changes for the worse", "it fell", "precision=tf32", "1.204 ["]
+        ordered = ["Environments differ", "one", "two", *worst_first, "Changes that cannot be tested", "precision=fp64"]
+        places = [ran.out.index(words) for words in ordered]
+        assert places == sorted(places)
+        assert "3 regressions in 5 comparisons" in ran.out
         assert "python" not in ran.out
-        assert ran.out.index("it fell") < ran.out.index("1.204 [")
-        assert numdev("compare", "a", "b", "tolerance=1.3").code == 1  # one point is broken still
+        assert "precision=fp32" not in ran.out
+        assert numdev("compare", "a", "b", "tolerance=3").code == 1  # one point is broken still
         found = pd.read_csv("o/compare.csv")
-        assert found["change"].tolist() == ["worse", "broken", "equal bits"]
+        assert found["change"].tolist() == ["worse", "broken", "equal bits", "worse", "unknown"]
         assert not [name for name in (*COMPARABLE, *COLUMNS) if meaning(name) is None]
 
     def test_a_tolerance_lets_it_pass_and_a_study_is_named_in_any_form(self, numdev: Command, tmp_path: Path) -> None:
@@ -348,23 +352,3 @@ class TestCommand:
     def test_names_what_cannot_be_used(self, numdev: Command, tmp_path: Path, arguments: tuple[str, ...], words: str) -> None:
         store_of(tmp_path / "a", point())
         assert words in refusal(numdev("compare", *arguments))
-
-
-WORSE, UNKNOWN = "Changes for the worse", "Changes that cannot be tested"
-LARGER = (1.2, 1.21, 1.19, 1.2, 1.22)
-
-
-def test_what_is_worse_stands_first_and_what_is_the_same_nowhere(tmp_path: Path) -> None:
-    a = [point(labels={"i": i}) for i in range(4)]
-    factors = (LARGER, (2.0, 2.1, 1.9, 2.0, 2.1), (1.001, 0.998, 1.002, 0.999, 1.001))
-    b = [point(scaled(times), "two", {"i": i}) for i, times in enumerate(factors)]
-    b.append(failed(Status.ERROR, "it fell", machine="two", labels={"i": 3}))
-    a, b = [*a, point([1.0], labels={"i": 4})], [*b, point([9.0], "two", {"i": 4})]
-    before, after, printed = load(store_of(tmp_path / "a", *a)), load(store_of(tmp_path / "b", *b)), io.StringIO()
-    show(compare(before, after, Criterion()), before, after, Console(file=printed, width=200))
-    text = printed.getvalue()
-    places = [text.find(f"uniform inputs i={i}") for i in (3, 1, 0)]  # broken, then worse by ratio
-    assert places == sorted(places)
-    assert places[0] > text.index(WORSE)
-    assert "uniform inputs i=2" not in text
-    assert text.index(UNKNOWN) < text.index("uniform inputs i=4"), "what cannot be tested is never called worse"

@@ -1,4 +1,4 @@
-"""A store that holds an operation outside the package alone: report, figure, data dictionary and comparison, in its own words."""
+"""A store that holds an operation outside the package alone: report, figure and data dictionary, in its own words."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from rich.console import Console
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.measurement.studies import run
-from numdev.report.comparison import Change, Criterion, compare, show
 from numdev.report.document.context import Part, context
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import load
@@ -27,30 +26,17 @@ pytestmark = pytest.mark.xdist_group("report of another operation")
 OF_ATTENTION = re.compile(r"attention|softmax|tiled|\bkeys?\b|\bquer|\bheads\b|\blayers?\b|golden et al", re.IGNORECASE)
 
 
-def stored(path: Path, hidden: int = 256, fewer: int = 0) -> Store:
-    """The study of the example at toy size; without its last points where `fewer` are wanted."""
-    blocks, operation = importlib.import_module("blocks"), importlib.import_module("rmsnorm.operation").RMSNORM
-    points = blocks.points(4, hidden, 3)
-    study = Study("rmsnorm_blocks", "The error over the block of columns", None, (), points[: len(points) - fewer])
-    store = Store(path)
-    assert not run(study, Runner(Deviations(operation), "cpu"), store).failures
-    return store
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The folder of a report, and what was printed."""
+    """The folder of a report on the study of the example at toy size, and what was printed."""
     path, printed = tmp_path_factory.mktemp("rmsnorm"), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLE))
-        stored(path / "results")
+        blocks, operation = importlib.import_module("blocks"), importlib.import_module("rmsnorm.operation").RMSNORM
+        study = Study("rmsnorm_blocks", "The error over the block of columns", None, (), blocks.points(4, 256, 3))
+        assert not run(study, Runner(Deviations(operation), "cpu"), Store(path / "results")).failures
     make_report(path / "results", path / "out", None, Console(file=printed, width=200), formats=("pdf", "html"))
     return path, printed.getvalue()
-
-
-@pytest.fixture
-def _example(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLE))
 
 
 def test_it_has_a_document_a_figure_and_tables(made: tuple[Path, str]) -> None:
@@ -78,15 +64,3 @@ def test_the_documents_speak_of_no_other_operation(made: tuple[Path, str]) -> No
     assert OF_ATTENTION.findall(words) == []
     row = "| `variant.block` |  | a setting of the class that stands in `variant.type` |"
     assert row in (out / "columns.md").read_text()
-
-
-@pytest.mark.usefixtures("_example")
-def test_two_of_its_stores_are_compared(made: tuple[Path, str], tmp_path: Path) -> None:
-    a, b = load(Store(made[0] / "results")), load(stored(tmp_path / "b", fewer=1))
-    changes = compare(a, b, Criterion())
-    assert set(changes["output"]) == {"y", "rms", ""}
-    assert changes["change"].value_counts().to_dict() == {Change.EQUAL_BITS.value: 22, Change.ONLY_A.value: 1}
-    printed = io.StringIO()
-    show(changes, a, b, Console(file=printed, width=200))
-    assert "outliers block=1024 policy=kernel_bf16" in printed.getvalue()
-    assert not OF_ATTENTION.search(printed.getvalue())

@@ -11,7 +11,6 @@ import pytest
 from numdev.cli import build
 from numdev.cli.compose import composer, config_folder
 from numdev.cli.expand import Expander
-from numdev.errors import BadInput
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
 from numdev.training.rung import Numerics, Restart, Rung
@@ -66,25 +65,6 @@ class TestWhatIsMade:
         made = build.point(EXPANDER.composer.request(stated))
         assert made.variant == Rung(point().variant.attention, Numerics.BF16, 1, 2, 3, 2, Restart.LOSSY, 4)
         assert made.baseline == point().variant
-
-    @pytest.mark.parametrize(
-        ("settings", "words"),
-        [
-            ({"rung.numerics": "fp32"}, "precision: 'bf16' .*give precision=eager_fp32"),
-            ({"precision": "eager_fp64"}, "precision: 'fp64' .*no run computes in it"),
-            ({"rung.numerics": "fp33"}, "rung.numerics: 'fp33' .*did you mean fp32"),
-            ({"baseline.numerics": "bf16"}, "baseline.numerics: 'bf16' .*autocast_bf16"),
-            ({"rung.restart": "exakt"}, "rung.restart: 'exakt' .*did you mean exact"),
-            ({"backward": "tiled", "tiling.sram": 4096}, "tiling.sram: 4096 .*give tiling.br"),
-            ({"backward": "sdpa", "precision": "bf16", "tiling.bc": 32}, "tiling.bc: 32 .*backward=sdpa does not read it"),
-            ({"rung.ranks": 0}, "rung.ranks: 0 "),
-            ({"baseline": "eager"}, "baseline: 'eager' .*it is not a baseline for"),
-            ({"task": "scenes_smal"}, "task: 'scenes_smal' .*did you mean scenes_small"),
-        ],
-    )
-    def test_what_cannot_be_used_is_named(self, settings: dict[str, Any], words: str) -> None:
-        with pytest.raises(BadInput, match=words):
-            build.point(EXPANDER.composer.request(settings))
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -104,14 +104,12 @@ def test_takes_no_baseline(bench: Runner) -> None:
         bench.key(PROBLEM, Vanilla(), Vanilla())
 
 
-def test_an_unknown_algorithm_has_no_model(bench: Runner) -> None:
-    row = bench.measure(PROBLEM, Exact()).rows[0]
-    assert row["algorithm"] == ""
-    assert math.isnan(derived(row)["intensity"])
-    assert math.isnan(derived({name: value for name, value in row.items() if name != "model_bytes"})["intensity"]), "read back"
-
-
-def test_derived_figures() -> None:
+def test_derived_figures(bench: Runner) -> None:
+    """An unknown algorithm has no model, and no intensity."""
+    unknown = bench.measure(PROBLEM, Exact()).rows[0]
+    assert unknown["algorithm"] == ""
+    assert math.isnan(derived(unknown)["intensity"])
+    assert math.isnan(derived({name: value for name, value in unknown.items() if name != "model_bytes"})["intensity"])
     row = {"latency": 0.5, "operations": 4e12, "matmul_flops": 16e12, "model_bytes": 1e9}
     row |= {"input_bytes": 6e8, "peak_bytes": 5e8, "output_bytes": 4e8}
     result = derived(row)

@@ -24,13 +24,11 @@ def pictures(folder: Path) -> Folder:
 
 
 def test_pictures_come_with_their_captions_and_no_step_sees_one_held_out(tmp_path: Path) -> None:
-    folder = pictures(tmp_path)
+    folder, tokens = pictures(tmp_path), dict[str, tuple[int, ...]]()
     parts = [folder.held_out(99, 16), *(folder.drawn(step, seed, 50, 16) for step in range(4) for seed in (0, 1))]
-    held_out, *drawn = (set(part.captions) for part in parts)
-    assert len(held_out) == 2
-    assert set().union(*drawn) | held_out == {f"a picture, number {number}" for number in range(24)}
-    assert not held_out & set().union(*drawn)
-    tokens: dict[str, tuple[int, ...]] = {}
+    held_out, drawn = set(parts[0].captions), {caption for part in parts[1:] for caption in part.captions}
+    assert (len(held_out), held_out & drawn) == (2, set())
+    assert held_out | drawn == {f"a picture, number {number}" for number in range(24)}
     for part in parts:
         for picture, row, caption in zip(part.pictures, part.tokens.tolist(), part.captions, strict=True):
             expected = 10 * int(caption.split()[-1]) / 127.5 - 1

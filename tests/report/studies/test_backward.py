@@ -153,8 +153,7 @@ def test_the_step_to_blame_is_told() -> None:
 def test_rows_that_lack_what_a_claim_needs_decide_nothing(name: str) -> None:
     lacking = pd.DataFrame(rows("dq", relative_frobenius=1.0, step_alignment=math.nan, top_share=0.5))
     lacking = lacking.assign(**{"problem.shape.keys": 64, "tiling.area": 64})
-    for found in (lacking, lacking.iloc[:0]):
-        assert CLAIMS[name].find(found).verdict in (UNDECIDED, Verdict.NOT_MEASURED)
+    assert CLAIMS[name].find(lacking).verdict in (UNDECIDED, Verdict.NOT_MEASURED)
 
 
 def test_chance_is_that_of_random_vectors() -> None:

@@ -77,12 +77,6 @@ def test_a_verdict_follows_from_the_laws(claim: str, laws: dict[str, Law | None]
     assert find(claim, **laws).verdict is verdict
 
 
-@pytest.mark.parametrize("name", OF_TRAINING)
-def test_no_rows_decide_nothing(name: str) -> None:
-    assert CLAIMS[name].find(rows_of(ladder()).iloc[:0]).verdict is NOT_MEASURED
-    assert CLAIMS[name].find(rows_of(ladder()).iloc[:0][["study", "scenario", "key"]]).verdict is NOT_MEASURED
-
-
 @pytest.mark.parametrize("claim", [name for name in OF_WEIGHTS if name != "training_sham"])
 def test_a_sham_that_differs_makes_every_claim_void(claim: str) -> None:
     found = find(claim, sham=Law(1e-9))

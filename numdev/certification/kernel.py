@@ -91,21 +91,16 @@ class Kernel:
         for name, x in outputs.items():
             like, values = tensors[_LIKE[name]], tensors["v" if name == "out" else _LIKE[name]].shape[-1:]
             shape = (*like.shape[:-1], *(() if name == "lse" else values))
-            allowed = [
-                (shape, dtype, like.device) for dtype in {None if name == "lse" else self.fmt.dtype, torch.float32} if dtype
-            ]
+            dtypes = {torch.float32} if name == "lse" else {torch.float32, self.fmt.dtype}
+            allowed = [(shape, dtype, like.device) for dtype in dtypes]
             if layout(x) not in allowed:
                 expected = " or ".join(sorted(map(described, allowed)))
                 raise BadOutput("kernel", self.name, f"{name} is {described(layout(x))}; return {expected}")
         return outputs
 
-    def on(self, inputs: Inputs, place: Callable[[Tensor], Tensor] = Tensor.clone, **changed: Tensor) -> Outputs:
-        """The outputs of rounded inputs, some replaced, on the CPU.
-
-        `place` lays a tensor out in memory of its own, since a kernel may overwrite its inputs.
-        """
-        tensors = inputs.tensors | changed
-        outputs = self({name: place(tensors[name].to(self.device)) for name in self.takes}, inputs.mask, inputs.scale)
+    def on(self, inputs: Inputs, place: Callable[[Tensor], Tensor] = Tensor.clone) -> Outputs:
+        """The outputs on the CPU; `place` gives each tensor memory of its own, since a kernel may overwrite its inputs."""
+        outputs = self({name: place(inputs[name].to(self.device)) for name in self.takes}, inputs.mask, inputs.scale)
         return {name: x.detach().cpu() for name, x in outputs.items()}
 
 
@@ -156,7 +151,7 @@ def _named(name: str, field: str, fmt: Format) -> Attention | Backward:
     made = KERNELS[name](fmt=fmt)
     forward = made.forward if isinstance(made, Backward) else made
     if field == "backward" and forward is made:
-        raise BadInput(field, name, "it has no gradients; give a function, or autograd")
+        raise BadInput(field, name, "it has no gradients; give a function")
     if isinstance(forward, Packaged) and not forward.digest:
         raise BadInput(field, name, forward.missing)
     return made

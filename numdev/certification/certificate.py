@@ -34,8 +34,6 @@ _RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
 COLUMNS = {"case": "<13", "RMSE": ">17", "largest": ">8", "beside": ">17", "u": ">7", "zeros": ">8", "": ">4", "makes large": "<"}
 """Of the table of cases, each with how text aligns it."""
-
-
 DEPTHS = {"quick": (3, 8, (64,)), "full": (5, 20, (64, 128))}
 """Seeds at first, and at most for what these do not decide; sizes of heads."""
 

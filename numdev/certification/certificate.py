@@ -152,7 +152,9 @@ class Certificate:
         base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), dict[str, str]()
         for case in self.cases:
             if wrong := [_said(each) for each in case.judged if each.verdict is not Verdict.PASS]:
-                failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = f"{case.name}: {'; '.join(wrong)}"
+                failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = (
+                    f"{case.name}, times the permitted error: {'; '.join(wrong)}"
+                )
         return failures | {f"{base} {_only(each.name)}": f"{each.name}: {each.reason}" for each in self.probes if each.fails}
 
     def summary(self) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def _only(name: str) -> str:
 def _said(figure: Judged) -> str:
     more = f", {figure.seeds_needed} seeds would decide" if figure.seeds_needed else ""
     interval = f"{figure.ratio:.3g} [{figure.low:.3g}, {figure.high:.3g}]"
-    return f"{figure.figure} of {figure.output} is {interval} times the permitted, limit {figure.limit:.3g}{more}"
+    return f"{figure.figure} of {figure.output} {interval}, limit {figure.limit:.3g}{more}"
 
 
 def certify(

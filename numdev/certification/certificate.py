@@ -152,9 +152,8 @@ class Certificate:
         base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), dict[str, str]()
         for case in self.cases:
             if wrong := [_said(each) for each in case.judged if each.verdict is not Verdict.PASS]:
-                failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = (
-                    f"{case.name}, times the permitted error: {'; '.join(wrong)}"
-                )
+                what = f"{case.name}, times the permitted error: {'; '.join(wrong)}"
+                failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = what
         return failures | {f"{base} {_only(each.name)}": f"{each.name}: {each.reason}" for each in self.probes if each.fails}
 
     def summary(self) -> dict[str, Any]:

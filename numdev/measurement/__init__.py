@@ -1,4 +1,4 @@
-"""Measurements: what is compared with what, over which replicates, and in which units.
+"""Measurements: what is compared with what, over which replicates, and in which units; and studies, which store them.
 
-No operation is named here, and nothing is written to disk.
+No operation is named here.
 """

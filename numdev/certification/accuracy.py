@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.attention.tiling import Tiling
-from numdev.certification.candidates import FORWARD, OF_KEYS, Candidate, Layouts, Outputs, Pass
+from numdev.certification.candidates import FORWARD, OF_KEYS, Candidate, Layout, Outputs, Pass, Simulation
 from numdev.certification.cases import Case, Inputs
 from numdev.results.environment import environment
 from numdev.results.record import key_of, student_quantile, write_atomically
@@ -75,6 +74,11 @@ class Predictions:
     def _known(self) -> dict[str, Known]:
         return {}
 
+    @cached_property
+    def _pages(self) -> dict[str, tuple[Page, int]]:
+        """By name, and how many predictions of each are on disk."""
+        return {}
+
     def of(self, case: Case, seeds: range) -> Known:
         """What is known of some replicates of a case before any kernel runs."""
         name = f"{case.name} {seeds}"
@@ -86,25 +90,30 @@ class Predictions:
         """Likewise of inputs that somebody has made."""
         return Known(self, name, self.of_pass.prepare(inputs, self.precision))
 
-    def kept(self, name: str, make: Callable[[], Page]) -> Page:
-        """A page of predictions, from disk where it was made before."""
-        if self.folder is None:
-            return make()
-        facts = environment(torch.device("cpu")) | {"threads": "1"}  # of the libraries whose sums the predictions have
+    def page(self, name: str) -> Page:
+        """The predictions of a name, from disk where they were made before; to which more may be added."""
+        if name not in self._pages:
+            path = self._path(name)
+            page: Page = torch.load(path, weights_only=True) if path is not None and path.is_file() else {}
+            self._pages[name] = page, len(page)
+        return self._pages[name][0]
+
+    def save(self) -> None:
+        """Keep new predictions for other kernels."""
+        for name, (page, saved) in self._pages.items():
+            path, data = self._path(name), io.BytesIO()
+            if path is not None and len(page) > saved:
+                torch.save(page, data)
+                write_atomically(path, data.getvalue())
+                self._pages[name] = page, len(page)
+
+    def _path(self, name: str) -> Path | None:
         config = {"policy": str(self.policy), "head_dim": self.head_dim, "name": name}
-        path = self.folder / f"{key_of(config, facts)}.pt"
-        if path.is_file():
-            known: Page = torch.load(path, weights_only=True)
-            return known
-        threads, data = torch.get_num_threads(), io.BytesIO()
-        try:
-            torch.set_num_threads(1)  # tiles are small: several threads would only wait for each other
-            page = make()
-        finally:
-            torch.set_num_threads(threads)
-        torch.save(page, data)
-        write_atomically(path, data.getvalue())
-        return page
+        return self.folder and self.folder / f"{key_of(config, self._facts)}.pt"
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        return environment(torch.device("cpu")) | {"threads": "1"}  # of the libraries whose sums the predictions have
 
 
 @dataclass(frozen=True)
@@ -145,49 +154,30 @@ class Known:
         rows = {name: x if name in OF_KEYS else x[seen if x.shape[2] == seen.shape[2] else few] for name, x in outputs.items()}
         return {name: x.double().reshape(self.inputs.replicates, -1) for name, x in rows.items()}
 
-    def declared(self, layouts: Layouts) -> Page:
-        """The declared policy in some tiles and orders, by their names."""
-        runs = {name: (candidate, tiling) for name, (tiling, candidate) in layouts.items()}
-        return self._page(f"{list(layouts)}", lambda: runs)
-
-    def catalogue(self, tiling: Tiling) -> Page:
-        """Every candidate, and every fault that changes these inputs, in some tiles; behind # stands the tile of a fault."""
-
-        def runs() -> dict[str, tuple[Candidate, Tiling]]:
-            faults = [Candidate(name, "", fault=name) for name in self.predictions.of_pass.faults(self.inputs, tiling)]
-            candidates = [each for each in self.predictions.candidates if tiling.splits > 1 or not each.name.startswith("splits")]
-            return {each.name: (each, tiling) for each in (*candidates, *faults)}
-
-        return self._page(f"catalogue {tiling}", runs)
-
-    def predict(self, candidate: Candidate, tiling: Tiling) -> Outputs:
+    def predict(self, candidate: Candidate, layout: Layout) -> Outputs:
         """Some rows of the outputs of a candidate, in the dtypes that hold their formats."""
-        predicted = some_rows(self._whole(candidate, tiling))
-        dtype = self.inputs.tensors["q"].dtype
-        return {name: x if name == "lse" else x.to(dtype) for name, x in predicted.items()}
-
-    def _whole(self, candidate: Candidate, tiling: Tiling) -> Outputs:
-        return self.predictions.of_pass.predict(candidate, self.inputs, self.predictions.policy, tiling)
-
-    def _page(self, name: str, runs: Callable[[], dict[str, tuple[Candidate, Tiling]]]) -> Page:
-        def make() -> Page:
-            return {name: self.predict(*run) for name, run in runs().items()}
-
-        return self.predictions.kept(f"{self.name} {name}", make)
+        page = self.predictions.page(f"{self.name} {layout!r}")
+        if candidate.name in page:
+            return page[candidate.name]
+        simulation = Simulation(self.inputs, self.predictions.policy, layout, candidate.changes)
+        whole, dtype = self.predictions.of_pass.simulated(simulation), self.inputs.tensors["q"].dtype
+        predicted = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some_rows(whole).items()}
+        if not candidate.fitted:
+            page[candidate.name] = predicted
+        return predicted
 
     @cached_property
     def permitted(self) -> dict[str, Tensor]:
         """The largest `FIGURES` of each output among the kernels of the policy, `[replicates, figures]`."""
         if self.whole is not None:
             return {name: x[:1] for name, x in self.whole.permitted.items()}
-        usual = self.predictions.of_pass.usual.values()
-
-        def make() -> Page:
-            family = [self.rows(self._whole(candidate, tiling)) for tiling, candidate in usual]
+        page, of_pass = self.predictions.page(f"{self.name} permitted"), self.predictions.of_pass
+        if not page:
+            emulated = [of_pass.emulated(self.inputs, self.predictions.policy, layout) for layout in of_pass.usual]
+            family = [self.rows(each) for each in emulated]
             most = {name: torch.stack([figures(each[name] - x) for each in family]).amax(0) for name, x in self.exact.items()}
-            return {"permitted": most}
-
-        return self.predictions.kept(f"{self.name} permitted", make)["permitted"]
+            page["permitted"] = most
+        return page["permitted"]
 
     @cached_property
     def floors(self) -> dict[str, Tensor]:

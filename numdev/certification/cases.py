@@ -158,6 +158,7 @@ CASES = (
     replace(_SMALL, name="key lengths", shows="padded keys", mask=Mask(key_lengths=(90, 150)), names=True),
     replace(_SMALL, name="grouped heads", shows="which head of k and v a query reads", kv_heads=2, names=True),
     replace(_SMALL, name="one key", shows="a softmax of one score", keys=1),
+    Case("few keys", "roundings within one tile of any size", heads=4, kv_heads=4, queries=96, keys=16, names=True),
     replace(_SMALL, name="one query", shows="decoding", queries=1, keys=1000),
     Case("captured", "tensors of a trained model", Captured("minilm"), heads=2, queries=256, keys=256, head_dim=32, names=True),
 )

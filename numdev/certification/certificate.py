@@ -19,7 +19,7 @@ from numdev.attention.base import Backward
 from numdev.certification.accuracy import DECIDES, Judged, Known, Predictions, Verdict, default_folder, judge
 from numdev.certification.candidates import BACKWARD, FORWARD, Outputs
 from numdev.certification.cases import CASES, Case
-from numdev.certification.culprit import Culprit, exponential, find
+from numdev.certification.culprit import Culprit, find
 from numdev.certification.kernel import Kernel, format_of, kernel_of
 from numdev.certification.probes import PROBES, Probed, Probing
 from numdev.errors import BadInput, NotAChoice, Unsupported
@@ -276,21 +276,11 @@ def certify(
     culprit = None
     if results and not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes):
         fails = bool(failing) or any(probe.fails for probe in outcomes)
-        culprit = find(results, list(exponential(subject, sizes[0])) if of_pass is FORWARD else (), fails=fails)
+        culprit = find(results, fails=fails)
     has_lse = of_pass is BACKWARD or all("lse" in outputs for _, outputs in compared.values())
-    equal = _equal(*results[0], culprit) if culprit else math.nan
+    equal = culprit.equal if culprit else math.nan
     about = subject.name, precision, str(place), margin, seed, has_lse
     return Certificate(*about, tuple(reports), outcomes, culprit, equal, environment(place))
-
-
-def _equal(known: Known, outputs: Outputs, culprit: Culprit) -> float:
-    """See `Certificate.equal`."""
-    name, layouts = known.predictions.of_pass.outputs[0], known.predictions.of_pass.layouts
-    tiles = culprit.ranks[0].tiles if culprit.ranks else ""
-    if tiles not in layouts:
-        return math.nan
-    predicted = known.first.declared({tiles: layouts[tiles]})[tiles][name]
-    return float((predicted == known.of_first(outputs)[name]).double().mean())
 
 
 def _judged(

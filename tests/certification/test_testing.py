@@ -33,7 +33,7 @@ def test_the_message_has_ratio_permitted_error_worst_element_and_step() -> None:
     worst = (out.double() - torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double())).abs()
     assert str(list(map(int, torch.unravel_index(worst.argmax(), worst.shape)))) in text
     assert "times what kernel_bf16 permits" in text
-    assert "the row sum stored in BF16" in text
+    assert "the row sum in BF16" in text
 
 
 def test_the_fixture_fails_with_the_certificate_and_leaves_it_beside_junit(pytester: pytest.Pytester) -> None:

@@ -27,7 +27,7 @@ from numdev.measurement.operation import Operation, Output
 from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.record import Column, Use, write_atomically
 from numdev.settings import declared
-from numdev.training.data import Folder, Text
+from numdev.training.data import Text
 from numdev.training.loop import train
 from numdev.training.run import Run, deterministic
 from numdev.training.run_files import Trained
@@ -171,8 +171,9 @@ def settings() -> tuple[Column, ...]:
         "type": ("", "class of numdev that states the task"),
         "data.type": ("", "class of numdev that states what it is trained on"),
         "data.digest": ("", "SHA-256 of the files of which it is made"),
-        **of(Scenes, Folder, Text, prefix="data."),
+        **of(Scenes, Text, prefix="data."),
         **of(Language, TextToImage),
+        "data.path": ("", "file of text, or folder of pictures"),
     }
     variant = {
         "type": ("", "class of numdev that states how a run differs"),

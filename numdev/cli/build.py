@@ -1,12 +1,13 @@
 """From settings to objects: a point, whose explicit settings are all read or refused by name, and the runner that measures it.
 
 A class that declares `accepted_settings` lists the settings that it reads; any other class reads the arguments of its own node,
-and what they refer to.
+and what they refer to. What cannot be used is a BadInput that names the setting as the command line does; what is stated and read
+by nothing that would be measured is NotHonoured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,12 +32,7 @@ TARGET = "_target_"
 
 
 def point(request: Request, scenario: str = "default", labels: Mapping[str, Any] | None = None) -> StudyPoint:
-    """The point of a whole configuration.
-
-    Raises:
-        BadInput: naming the setting as the command line does.
-        NotHonoured: if a setting is stated that nothing of what would be measured reads.
-    """
+    """The point of a whole configuration."""
     _refuse(request, _unread(request))
     seeds = _seeds(request.config)
     try:
@@ -80,15 +76,9 @@ def _seeds(config: Mapping[str, Any]) -> int | None:
 
 
 def node(config: Mapping[str, Any], path: str, raw: Flat | None = None) -> Any:
-    """The object of a node, with those of the nodes in it; see `numdev.settings.make`.
+    """The object of a node of a resolved configuration, with those of the nodes in it; one without `_target_` is its value.
 
-    Args:
-        config: the whole configuration, nested, with every reference resolved.
-        path: of the node, with dots. One without `_target_` is its value.
-        raw: the settings as they are written, so that errors name the setting that a reference leads to.
-
-    Raises:
-        BadInput: naming the setting.
+    `raw` has the settings as they are written, so that errors name the setting that a reference leads to.
     """
     value, where = at(config, path), _place(raw or {}, path)
     if not isinstance(value, Mapping) or TARGET not in value:
@@ -101,11 +91,9 @@ def node(config: Mapping[str, Any], path: str, raw: Flat | None = None) -> Any:
 
 
 @lru_cache(maxsize=256)
-def located(name: str) -> Callable[..., Any]:
+def located(name: str) -> Any:
     """The class or function of a `_target_`."""
-    made: Any = instantiate({TARGET: name, "_partial_": True})  # `get_object` logs an error before it raises it
-    target: Callable[..., Any] = made.func
-    return target
+    return instantiate({TARGET: name, "_partial_": True}).func  # `get_object` logs an error before it raises it
 
 
 def made_by(name: str) -> type | None:
@@ -224,34 +212,20 @@ def _ineffective(made: Any, problem: Any) -> Iterator[tuple[str, str]]:
 
 
 def operation_of(settings: Mapping[str, Any] | None) -> Operation:
-    """The operation that a node makes.
-
-    Raises:
-        BadInput: if it makes none.
-    """
+    """The operation that a node makes."""
     operation = node({OPERATION: settings}, OPERATION)
     if isinstance(operation, Operation):
         return operation
     raise BadInput(OPERATION, settings, "it makes no numdev.measurement.operation.Operation; give operation=NAME, an option")
 
 
-def runner(command: str, cfg: DictConfig, settings: Mapping[str, Any] | None = None) -> Runner:
-    """The runner of a command on the device of the configuration, kept so that golden results serve the next job of a sweep too.
-
-    Args:
-        command: `speed` times, `train` trains, `certify` certifies; every other one measures deviations.
-        cfg: the composed configuration.
-        settings: the node of the operation, where it is another than the configuration's.
-
-    Raises:
-        BadInput: for a device that is not there, for an operation that is none, and for one that another command measures.
-    """
-    operation = operation_of(settings or (cfg.operation and plain(cfg.operation, resolve=True)))
+def runner(command: str, cfg: DictConfig, of_operation: Mapping[str, Any] | None = None) -> Runner:
+    """The runner of a command on the configuration's device, kept so that golden results serve the next job of a sweep too."""
+    operation = operation_of(of_operation or (cfg.get(OPERATION) and plain(cfg.operation, resolve=True)))
     if (command == "train") is (operation.golden is not None):
+        trains = "it has no exact result, its runs are compared with one another; use numdev train"
         hint = f"numdev train compares runs of training; numdev measure measures {operation.name}"
-        if operation.golden is None:
-            hint = "it has no exact result, its runs are compared with one another; use numdev train"
-        raise BadInput(OPERATION, operation.name, hint)
+        raise BadInput(OPERATION, operation.name, trains if operation.golden is None else hint)
     of_kind: Any = kind(command, operation, plain(cfg.timing) if command == "speed" else {})  # its base is no dataclass to mypy
     return _runner(of_kind, cfg.device)
 
@@ -260,7 +234,7 @@ _runner = lru_cache(maxsize=2)(Runner)
 
 
 def kind(command: str, operation: Operation, timing: Mapping[str, Any] | None = None) -> Kind:
-    """The kind of measurement of a command on an operation, the node `timing` beside it."""
+    """The kind of measurement of a command: `speed`, `train` or `certify`, and every other measures deviations."""
     if operation.golden is None:
         from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 

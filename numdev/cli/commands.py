@@ -1,30 +1,47 @@
-"""The commands `measure`, `speed`, `train`, `paper`, `map` and `report`, each from a composed configuration."""
+"""The commands `measure`, `speed`, `train`, `paper`, `map` and `report`, each from a composed configuration.
+
+Beside its record a point keeps the overrides of its command, in the manifest of its sweep or of single points: reports know the
+axes of a sweep by it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import logging
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from textwrap import fill, shorten
-from typing import TYPE_CHECKING, Any
+from textwrap import shorten
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from numdev.cli.compose import composer, config_folder, overrides_of, plain, study_fields
-from numdev.cli.exit_codes import FAILED, UNSUPPORTED, Ended, code_of_results, code_of_study, worst
+from numdev.cli import build, expand, schema, show
+from numdev.cli.compose import OPERATION, Request, at, config_folder, overrides_of, plain, study_fields
+from numdev.cli.exit_codes import FAILED, UNSUPPORTED, Ended, code_of_point, code_of_results, code_of_study, worst
+from numdev.cli.expand import Expander
+from numdev.cli.launch import Job, parsed
 from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.errors import BadInput, Unsupported, one_of
+from numdev.measurement.deviation import Place, Subject, check_memory, head_of
+from numdev.measurement.runner import Runner, failure
+from numdev.measurement.studies import DONE, Batch, Plan, Shard
+from numdev.results.record import Record, Reference, Status, Where, write_atomically
+from numdev.results.store import Scenario, Store, refuse_unwritable
+from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice
 
-if TYPE_CHECKING:
-    from numdev.cli.launch import Job
-
+LOG = logging.getLogger("numdev")
 FORMATS = ("parquet", "csv", "pdf", "html")
 _MOST_NAMED = 4  # studies after which the folder of their report is named; of more it has the name of the results
 _TITLE = 60  # characters beside the words at the right of the histogram of a map
 _IN_TITLE = ("out", "device", "output", "head", "seed")  # of what stands in its title anyway
+_OF_THE_RUN = ("results", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
 _OF_A_STUDY = dict.fromkeys(("shard", "shards", "workers"), "it is of a study; give study= too")
 _OF_A_POINT = {
     "objective": "it is a figure of one point; leave it out",
@@ -35,20 +52,14 @@ _OF_A_REPORT = {"out": "a study ends with a report, one point with its figures; 
 
 def measure(cfg: DictConfig, job: Job) -> Ended:
     """One point, or the points of one study; `numdev speed` and `numdev train` add a report on the study."""
-    from numdev.cli import point
-    from numdev.results.store import refuse_unwritable  # late: help does not need it
-
     if cfg.study is None:
         _refuse(cfg, _OF_A_STUDY | (_OF_A_REPORT if "out" in cfg else {}))
         refuse_unwritable("results", Path(cfg.results))
-        return point.run(cfg, job)
+        return _point(cfg, job)
     name = HydraConfig.get().runtime.choices.get("study")
     if name is None:  # Hydra has merged several into one
         raise BadInput("study", "[...]", "give one, or sweep over several: -m study=fig3,fig4")
     return _studies(cfg, job, [name], None)
-
-
-speed = measure
 
 
 def train(cfg: DictConfig, job: Job) -> Ended:
@@ -68,15 +79,49 @@ def paper(cfg: DictConfig, job: Job) -> Ended:
     return _studies(cfg, job, list(cfg.studies), list(cfg.studies))
 
 
+def _point(cfg: DictConfig, job: Job) -> Ended:
+    """Measure one point and show its figures; in a sweep return them for its row."""
+    hydra, metrics = HydraConfig.get(), choice("metrics", show.Metrics, cfg.metrics)
+    in_sweep, store = hydra.mode is RunMode.MULTIRUN, Store(Path(cfg.results))
+    bench, expander = build.runner(job.command, cfg), expand.expander(hydra, cfg)
+    if cfg.objective is not None and cfg.objective not in (figures := bench.kind.figures):
+        raise BadInput("objective", cfg.objective, one_of(cfg.objective, figures, most=12))
+    request = expander.request()
+    point, names = build.point(request), show.PointNames.of(request)
+    key = bench.key(*point.parts)
+    if cfg.dry_run:
+        _refuse(cfg, {"objective": "a dry run has no figures; leave it out"})
+        if bench.kind.needed_bytes(point.problem, point.variant):
+            check_memory(point.problem, bench.device, bench.kind.operation.smaller)
+        if not in_sweep:
+            output().print(names.line, style="bold", markup=False)
+        return Ended(plan=Plan.of([(key, point)], bench, store, fresh=cfg.fresh))
+    record = None if cfg.fresh else store.get(key)
+    already = record is not None and record.status in DONE
+    LOG.debug("%s: key %s, %s in %s", names.line, key, "measured already" if already else "not measured yet", store.path)
+    if record is None or not already:
+        text = f"job {hydra.job.num + 1}" if in_sweep else ""
+        with Progress(1, ERRORS, live=is_live(), text=text) as bar:
+            where: Where = {"folder": store.work(key), "shared": store.shared}
+            where |= {"on_replicate": bar.replicates, "within": bar.within}
+            record = bench.measure(*point.parts, **where)
+        store.put(record)
+    _keep(job, cfg, expander, request, (point, bench, record))
+    LOG.debug("%s after %.3f s, %s", record.status.value, record.seconds, record.kernel or "tensor operations")
+    figure = bench.kind.figure(cfg.objective, record) if cfg.objective else None
+    ended = Ended(code_of_point(record.status), figure=figure, key=record.key)
+    if in_sweep and metrics is show.Metrics.CHIEF:
+        return replace(ended, row=show.row(record, already=already))
+    show.point(output(), record, store.path, names, already=already, metrics=metrics)
+    return ended
+
+
 def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | None) -> Ended:
     """Measure studies, and report on those that are `reported`, or on all of the results, where the command makes a report.
 
     What cannot be written is refused before anything is measured.
     """
-    from numdev.cli import build, expand, show
-    from numdev.measurement.studies import Batch, Plan, Shard
-    from numdev.report.document.folder import refuse_other
-    from numdev.results.store import Store, refuse_unwritable
+    from numdev.report.document.folder import refuse_other  # late, as all of the report: pandas and matplotlib
 
     _refuse(cfg, _OF_A_POINT)
     refuse_unwritable("results", Path(cfg.results))
@@ -102,7 +147,7 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
         plans = batch.plans()
         if work[1:]:
             show.sweep("dry_run", [([f"study={name}"], show.plan_row(plan)) for name, plan in plans.items()])
-        return show.planned(sum(plans.values(), Plan()), in_sweep=hydra.mode is RunMode.MULTIRUN)
+        return Ended(plan=sum(plans.values(), Plan()))
     is_alone = cfg.shards == 1 and hydra.runtime.choices.get("hydra/launcher") == "basic"
     bar = Progress(sum(map(len, batch.parts)), ERRORS, live=is_live())
     outcomes = batch.run(bar, cfg.workers, is_alone=is_alone)
@@ -113,18 +158,9 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
 
 
 def error_map(cfg: DictConfig, job: Job) -> Ended:
-    """The error of every element of one head, as figures and numbers.
-
-    Raises:
-        BadInput: naming the setting that cannot be used.
-    """
-    from numdev.cli import build, expand
-    from numdev.measurement.deviation import Place, Subject, head_of
-    from numdev.measurement.runner import failure
-    from numdev.report.document.export import to_csv  # late: pandas and matplotlib
+    """The error of every element of one head, as figures and numbers."""
+    from numdev.report.document.export import to_csv
     from numdev.report.figures.elements import element_errors, error_summary, write_errors
-    from numdev.results.record import Reference, write_atomically
-    from numdev.results.store import refuse_unwritable
 
     hydra, out = HydraConfig.get(), Path(cfg.out)
     overrides, choices = {one.key_or_group: str(one.input_line) for one in overrides_of(hydra)}, hydra.runtime.choices
@@ -138,13 +174,12 @@ def error_map(cfg: DictConfig, job: Job) -> Ended:
     request = expand.expander(hydra, cfg).request()
     request = replace(request, raw=request.raw | {"seeds": place.seed + 1})  # as many replicates as it takes
     point, bench = build.point(request), build.runner(job.command, cfg)
-    operation = bench.kind.operation
     try:
-        head = head_of(operation, point.problem, point.variant, place, bench.device, point.baseline)
+        head = head_of(bench.kind.operation, point.problem, point.variant, place, bench.device, point.baseline)
     except Unsupported as error:
         return Ended(UNSUPPORTED, str(error))
     except SystemExit as error:  # of the user's function
-        return Ended(FAILED, failure(error, operation.smaller)[1])
+        return Ended(FAILED, failure(error, bench.kind.operation.smaller)[1])
     if hydra.mode is not RunMode.RUN:  # each job of a sweep has a folder
         out /= hydra.job.override_dirname.replace("/", "_") or "defaults"
     table = out / "elements.csv"
@@ -166,15 +201,13 @@ def error_map(cfg: DictConfig, job: Job) -> Ended:
 
 def report(cfg: DictConfig, _: Job) -> Ended:
     """Tables, figures and documents from what was measured."""
-    from numdev.results.record import Status
-
+    added = [str(name) for name in cfg if name not in schema.ReportConfig.__annotations__]  # by + or ++, which take any name
+    _refuse(cfg, dict.fromkeys(added, "there is no such setting; numdev report --help lists them"))
     _refuse_format(cfg)
     if not Path(cfg.results).is_dir():
         raise BadInput("results", cfg.results, "there is no such folder; numdev measure and numdev paper make one")
     chosen = [cfg.studies] if isinstance(cfg.studies, str) else cfg.studies and list(cfg.studies)
     if chosen == ["paper"]:  # the studies of `numdev paper`, of which those that were measured
-        from numdev.results.store import Store
-
         listed, held = list(OmegaConf.load(config_folder() / "paper.yaml").studies), Store(Path(cfg.results)).studies()
         chosen, cfg.out = [name for name in listed if name in held] or listed, cfg.out or "reports/paper"
     if cfg.out is None:
@@ -187,13 +220,57 @@ def report(cfg: DictConfig, _: Job) -> Ended:
     return Ended(code_of_results(map(Status, _make_report(cfg, chosen, plot=plot, **head))))
 
 
-def list_studies() -> int:
-    """Print the name and the title of every study."""
-    own = composer((config_folder(),))
-    width = max(map(len, own.options("study"))) + 2
-    for name in own.options("study"):
-        print(fill(own.load(f"study/{name}")["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
-    return 0
+def _keep(job: Job, cfg: DictConfig, expander: Expander, request: Request, measured: tuple[StudyPoint, Runner, Record]) -> None:
+    """Write beside a record which sweep it is of, or that it is a single point, and what was stated of it."""
+    (point, bench, record), swept, settings = measured, _swept(job), {**expander.manner, **expander.task}
+    store = Store(Path(cfg.results))
+    labels = {name: settings.get(name, OmegaConf.select(cfg, name)) for name in swept} or settings
+    fixed = {name: value for name, value in settings.items() if swept and name not in swept and name != "seeds"}
+    name, title = _named(job.command, record, swept, fixed)
+    words = {each: schema.words(each) for each in dict.fromkeys([*labels, *fixed])} if swept else schema.all_words()
+    own = {name: at(request.config, name) for name in request.raw if name.partition(".")[0] not in schema.of_runs()}
+    values = {name: value for name, value in own.items() if not name.endswith("_target_") and not isinstance(value, Mapping)}
+    apart = set(_OF_THE_RUN).difference(swept)
+    command = [text for text in job.arguments if text.partition("=")[0].lstrip("+") not in apart]
+    stored = replace(point, labels=_plain(labels)).stored(
+        record.key,
+        number=HydraConfig.get().job.num if swept else store.count(name),
+        command=shlex.join(["numdev", job.command, *command]),
+        explicit=[*labels, *fixed],
+        composed=_plain({**values, **request.options, **fixed}),  # what a figure can be drawn over
+    )
+    study = Study(name, title, words=words, swept=swept, scenarios=(Scenario("default", ""),))
+    store.put_point(study.manifest((), record.kind, bench.kind.operation.settings()), stored)
+
+
+def _swept(job: Job) -> tuple[str, ...]:
+    """The names of what the command sweeps over; none where it is a single point."""
+    hydra: Any = HydraConfig.get()
+    if hydra.mode is not RunMode.MULTIRUN:
+        return ()
+    overrides = OverridesParser.create().parse_overrides(parsed(job.arguments)[0].overrides)
+    of_file = OmegaConf.select(hydra, "sweeper.params") or ()
+    return tuple(dict.fromkeys([*(one.key_or_group for one in overrides if one.is_sweep_override()), *map(str, of_file)]))
+
+
+def _named(program: str, record: Record, swept: Sequence[str], fixed: Mapping[str, Any]) -> tuple[str, str]:
+    """The name of a sweep, equal for all its jobs and runs, with a hash of what its points share; and its title in words."""
+    of = record.operation if record.kind == "deviation" else f"{record.operation}_{record.kind}"
+    if not swept:
+        return f"points_{of}", f"Single points of {record.operation.replace('_', ' ')}"
+    identity = json.dumps([program, of, sorted(swept), sorted(fixed.items())], default=str)
+    short = "_".join(dict.fromkeys(name.rpartition(".")[2].rpartition("/")[2] for name in swept))
+    axes = [schema.words(name)[0] or name for name in swept]
+    over = " and ".join([", ".join(axes[:-1]), axes[-1]] if axes[1:] else axes)
+    beside = [f"{schema.words(name)[0] or name} = {schema.written(value)}" for name, value in fixed.items() if name != OPERATION]
+    title = "; ".join(filter(None, [f"Sweep over {over}", ", ".join(beside)]))
+    return f"sweep_{short}_{hashlib.sha256(identity.encode()).hexdigest()[:6]}", title
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as JSON has them; a list is text, as on the command line."""
+    scalar = (str, int, float, bool, type(None))
+    return {name: value if isinstance(value, scalar) else schema.written(value) for name, value in values.items()}
 
 
 def _refuse(cfg: DictConfig, hints: Mapping[str, str]) -> None:

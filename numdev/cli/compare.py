@@ -52,14 +52,9 @@ def parsed(
     settings: Mapping[str, tuple[Any, str]],
     arguments: Sequence[str],
 ) -> Namespace:
-    """The arguments in their places and the settings of a command that is not Hydra's.
+    """The arguments in their `places` and the settings of a command that is not Hydra's, both by name with their meanings.
 
-    Args:
-        prog: the command.
-        about: what it does, and what stands below the settings.
-        places: the arguments without a name, with their meanings.
-        settings: by name, the default, whose type a value has, and the meaning.
-        arguments: of the command line.
+    The help states `about` above and below them. A setting has the type of its default.
 
     Raises:
         BadInput: for an argument that the command does not take.
@@ -80,25 +75,15 @@ def parsed(
     return values
 
 
-def read(arguments: Sequence[str]) -> Namespace:
-    """The folders `a` and `b`, and the settings; BadInput as in `parsed`."""
-    places = dict.fromkeys("ab", "a folder of results, as results= of other commands")
-    return parsed("numdev compare", (_PURPOSE, _RULES), places, _SETTINGS, arguments)
-
-
 def run(arguments: Sequence[str]) -> int:
-    """The exit code, as `_RULES` states it.
-
-    Raises:
-        NumdevError: for what cannot be compared or written.
-        SystemExit: see `parsed`.
-    """
+    """The exit code, as `_RULES` states it. Raises NumdevError for what cannot be compared or written, and as `parsed` does."""
     from numdev.cli.exit_codes import BAD_INPUT, BAD_OUTPUT, FAILED
     from numdev.cli.progress import output
     from numdev.report.comparison import REGRESSIONS, SIGNIFICANT, Criterion, compare, show, untested, write
     from numdev.report.document.tables import bad_outputs
 
-    settings = read(arguments)
+    places = dict.fromkeys("ab", "a folder of results, as results= of other commands")
+    settings = parsed("numdev compare", (_PURPOSE, _RULES), places, _SETTINGS, arguments)
     criterion = Criterion(settings.metric, settings.reference, settings.tolerance)
     studies = settings.study.strip("[]").split(",") if settings.study else None
     a, b = _load("A", settings.a, studies), _load("B", settings.b, studies)
@@ -110,8 +95,7 @@ def run(arguments: Sequence[str]) -> int:
     if settings.out:
         write(changes, Path(settings.out))
         console.print(f"report: {settings.out}/compare.csv", markup=False)
-    count = int(changes["change"].isin(REGRESSIONS).sum())
-    tests = int(changes["p"].notna().sum())
+    count, tests = int(changes["change"].isin(REGRESSIONS).sum()), int(changes["p"].notna().sum())
     judged = f"{tests} tested by {criterion.metric}, adjusted p < {SIGNIFICANT}, tolerance {criterion.tolerance:g}"
     comparisons = f"{len(changes)} comparison{'s' * (len(changes) != 1)}"
     if reason := untested(changes):

@@ -1,20 +1,21 @@
 """From YAML files and statements to the settings of a point, and what states each of them.
 
 Hydra composes once for each option (`composed`); the values of a point replace those of its options (`Composer.request`). Studies
-and the command line state settings in layers, of which later ones override earlier ones.
+and the command line state settings in layers, of which later ones override earlier ones. What cannot be used, such as a setting,
+an option or a file that there is not, is a BadInput that names it.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
 from itertools import takewhile
+from operator import getitem
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from numdev.attention.groups import preset
 from numdev.attention.groups import presets as presets_of_objects
 from numdev.attention.precision import FORMATS
 from numdev.cli import schema
-from numdev.cli.schema import nested
+from numdev.cli.schema import nested, written
 from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
 from numdev.settings import converted
 
@@ -63,9 +64,8 @@ def make_importable(sources: Iterable[Any]) -> None:
     beside its modules works from any working directory. `sources` are Hydra's `runtime.config_sources`.
     """
     own = [Path(source.path).resolve() for source in sources if source.provider in _OF_THE_USER]
-    for folder in (Path.cwd(), *(each for one in own for each in (one, one.parent))):
-        if str(folder) not in sys.path:
-            sys.path.append(str(folder))
+    folders = dict.fromkeys(str(each) for each in (Path.cwd(), *(each for one in own for each in (one, one.parent))))
+    sys.path += [folder for folder in folders if folder not in sys.path]
 
 
 @lru_cache(maxsize=1)
@@ -91,16 +91,14 @@ def meanings(group: str) -> dict[str, str]:
 
 def explained(group: str, *names: str) -> str:
     """The help on the options of a group, or on those named: each with its meaning, and the settings of its own object."""
-    lines, own = list[str](), Composer((config_folder(),))
+    rows, own = list[tuple[str, str]](), Composer((config_folder(),))
     for option, text in meanings(group).items():
-        if names and option not in names:
-            continue
         leaf = own.leaf(group, option)
         shown = {key: value for key, value in leaf.items() if "._" not in key and ".fmt." not in key and "${" not in str(value)}
         settings = [f"{key}={written(value)}" for key, value in shown.items()] if len(shown) < len(leaf) else []
-        if group != "precision" or option.rpartition("_")[2] not in map(str, FORMATS):  # of which the help speaks at once
-            lines += schema.hanging(option, " ".join([text, *settings]))
-    return "\n  ".join(lines)
+        is_format = group == "precision" and option.rpartition("_")[2] in map(str, FORMATS)  # the help speaks of all at once
+        rows += [(option, " ".join([text, *settings]))] if option in (names or [option]) and not is_format else []
+    return schema.in_columns(rows)
 
 
 class PresetSource(ConfigSource):
@@ -197,27 +195,13 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-def written(value: Any) -> str:
-    """A value as Hydra reads it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(written, value))}]"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
-
-
 def at(config: Mapping[str, Any], path: str) -> Any:
     """The node or value of a dotted path."""
-    value: Any = config
-    for part in path.split("."):
-        value = value[part]
-    return value
+    return reduce(getitem, path.split("."), config)
 
 
 def resolved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration in which the value or the node that it names has taken the place of every reference.
-
-    Raises:
-        BadInput: for a reference that leads nowhere, or to itself.
-    """
+    """A configuration in which the value or the node that it names has taken the place of every reference."""
     try:
         return plain(OmegaConf.create(dict(config)), resolve=True)
     except OmegaConfBaseException as error:
@@ -260,8 +244,8 @@ def composed(folders: tuple[Path, ...], name: str, overrides: tuple[str, ...] = 
 
 def groups_of_points(choices: Mapping[Any, Any]) -> dict[str, str]:
     """The groups of a point with their options, of all that Hydra has chosen."""
-    names = [group for group, option in choices.items() if option is not None and not str(group).startswith("hydra/")]
-    return {str(group): str(choices[group]) for group in names if group not in (OPERATION, STUDY)}
+    own = {str(group): str(option) for group, option in choices.items() if option is not None}
+    return {group: option for group, option in own.items() if group not in (OPERATION, STUDY) and not group.startswith("hydra/")}
 
 
 class Statement(NamedTuple):
@@ -278,18 +262,13 @@ class Statement(NamedTuple):
 class Request:
     """The settings of a point, and which of them are explicit.
 
-    Attributes:
-        composer: of the options that there are.
-        raw: every setting by dotted name, as it is written.
-        said: what states each explicit setting, also one that the chosen options do not have, by dotted name. Defaults are not
-            explicit, null states nothing, and an option that makes an object is stated as a whole, by the name of its group.
-        options: the option of each group.
+    Defaults are not explicit, null states nothing, and an option that makes an object is stated as a whole, by its group's name.
     """
 
-    composer: Composer
-    raw: Flat
-    said: Mapping[str, Statement]
-    options: Mapping[str, str]
+    composer: Composer  # of the options that there are
+    raw: Flat  # every setting by dotted name, as it is written
+    said: Mapping[str, Statement]  # what states each explicit setting, also one that the chosen options do not have
+    options: Mapping[str, str]  # the option of each group
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -299,24 +278,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Composer:
-    """Makes requests from a primary file and layers of statements.
+    """Makes requests from a primary file and layers of statements."""
 
-    Attributes:
-        folders: that of numdev, and those that the user adds with `--config-dir`; the first that has a file counts.
-        name: of the primary file.
-        operation: the option of `operation`; None for that of the primary file, which may also have no such group.
-    """
-
-    folders: tuple[Path, ...]
-    name: str = "config"
-    operation: str | None = None
+    folders: tuple[Path, ...]  # that of numdev, and those that the user adds by `--config-dir`; the first that has a file counts
+    name: str = "config"  # of the primary file
+    operation: str | None = None  # the option of `operation`; None for that of the primary file, which may have no such group
 
     def load(self, name: str) -> dict[str, Any]:
-        """A file by its name without `.yaml`, or an option that needs none, as plain containers.
-
-        Raises:
-            BadInput: if there is neither.
-        """
+        """A file by its name without `.yaml`, or an option that needs none, as plain containers."""
         loaded = _loaded(self.folders, name)
         if loaded is None:
             group, _, option = name.rpartition("/")
@@ -337,11 +306,7 @@ class Composer:
         return [option for option in self.options(group) if key in self.leaf(group, option)]
 
     def study(self, name: str) -> dict[str, Any]:
-        """The fields of a study's file and of the files in its defaults list, all checked.
-
-        Raises:
-            BadInput: if there is no such study, or the file is not one.
-        """
+        """The fields of a study's file and of the files in its defaults list, all checked."""
         self.load(f"{STUDY}/{name}")
         config, choices = composed(self.folders, self.name, (f"{STUDY}={name}",))
         if groups_of_points(choices) != replace(self, operation=choices.get(OPERATION)).choices:
@@ -365,8 +330,7 @@ class Composer:
     @property
     def of(self) -> dict[str, Any]:
         """The node that makes the operation."""
-        node: dict[str, Any] = resolved(self._composed()[0]).get(OPERATION, {})
-        return node
+        return dict(resolved(self._composed()[0]).get(OPERATION, {}))
 
     def values(self, options: Mapping[str, str] | None = None) -> Flat:
         """Every setting of a point by its dotted name, references as they are written, with these options of groups."""
@@ -387,9 +351,6 @@ class Composer:
 
         Choosing an option states what its file holds. It also drops what earlier layers state of the node that it replaces within
         its group, such as the source of a problem.
-
-        Raises:
-            BadInput: for a setting that does not exist.
         """
         options, origins = dict(self.choices), dict[str, Statement]()
         for layer in layers:
@@ -403,19 +364,17 @@ class Composer:
         raw, said = self.values(options), dict[str, Statement]()
         for key, one in origins.items():
             if key == one.name:
-                self._check(key, one.value, raw)
+                if key in schema.of_runs():
+                    hint = "it belongs to the run, not to a point of a study; give it on the command line"
+                    raise BadInput(key, one.value, hint)
+                if (key not in raw and not self.options_with(key)) or "._" in key:
+                    raise self.unknown(key, one.value)
                 raw |= {key: one.value} if key in raw else {}
             if key != one.name and origins.get(f"{one.name}._target_") == one:
                 said[one.name] = one
             elif "._" not in key and raw.get(key, one.value) is not None:
                 said[key] = one
         return Request(self, raw, said, options)
-
-    def _check(self, key: str, value: Any, raw: Flat) -> None:
-        if key in schema.of_runs():
-            raise BadInput(key, value, "it belongs to the run, not to a point of a study; give it on the command line")
-        if (key not in raw and not self.options_with(key)) or "._" in key:
-            raise self.unknown(key, value)
 
     def unknown(self, name: str, value: Any) -> BadInput:
         """The error of a setting that there is not, or that only other options than the chosen ones have."""
@@ -457,8 +416,7 @@ class Composer:
     def split(self, layer: Statements) -> tuple[dict[str, str], Flat]:
         """The options of groups that a layer states, and its values by dotted name.
 
-        Raises:
-            BadInput: for an option that is none, and for one of whose file nothing is left, since values beside it replace it.
+        Refuses an option of whose file nothing is left, since values beside it replace it.
         """
         choices = {group: layer[group] for group in layer if group in self.choices}
         values = dict(flat({key: value for key, value in layer.items() if key not in choices}))
@@ -476,9 +434,3 @@ class Composer:
 def composer(folders: tuple[Path, ...], name: str = "config", operation: str | None = None) -> Composer:
     """The composer of some folders, kept with what it has composed."""
     return Composer(folders, name, operation)
-
-
-def composer_of(hydra: Any) -> Composer:
-    """The composer of a job, over the config folders of its command; `hydra` as in `overrides_of`."""
-    folders = tuple(Path(source.path) for source in hydra.runtime.config_sources if source.schema == "file")
-    return composer(folders, hydra.job.config_name, hydra.runtime.choices.get(OPERATION))

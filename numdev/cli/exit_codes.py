@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ class Ended:
     sentence: str = ""  # what was wrong; empty where nothing was, or where it has been shown
     figure: float | None = None  # that of `objective`
     overrides: tuple[str, ...] = ()  # of the job
-    number: int = 0  # its place in the sweep
+    number: int | None = None  # its place in the sweep; None of a job by itself
     printed: str = ""  # by the job, where the user does not see it
     key: str = ""  # of the record of the point that was measured; empty for other jobs
     row: Mapping[str, str] = field(default_factory=dict)  # in the table of a sweep: figures, status and remark by column
@@ -58,10 +58,9 @@ def code_of_point(status: Status) -> int:
     return _OF_STATUS.get(status.value, BAD_OUTPUT)
 
 
-def code_of_study(statuses: Iterable[Status]) -> int:
+def code_of_study(statuses: Collection[Status]) -> int:
     """The code of a run of a study: `FAILED` for an error; else as `code_of_results`."""
-    ended = set(statuses)
-    return FAILED if "error" in {status.value for status in ended} else code_of_results(ended)
+    return FAILED if "error" in {status.value for status in statuses} else code_of_results(statuses)
 
 
 def code_of_results(statuses: Iterable[Status]) -> int:

@@ -14,6 +14,8 @@ A point is requested with and without the command line. Where the two differ in 
 another, and is left out; where they differ in what an entry of an axis states, the label would be wrong, and the point is
 unsupported; any other difference is an override of the study. A scenario is also left out if the command line sets an axis to a
 value that it lacks and another one has, or where none has it, if the scenario states the axis itself. `seeds` changes none.
+
+Every mistake in a file is a BadInput that names the field, as in `claims[1].metric` or `figures.ladder.draw`.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import itertools
 import json
 import re
 import shlex
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,29 +40,27 @@ from numdev.cli.compose import (
     Statements,
     at,
     composer,
-    composer_of,
     flat,
     groups_of_points,
     overrides_of,
     plain,
-    written,
 )
+from numdev.cli.schema import written
 from numdev.errors import BadInput, NotHonoured, one_of
 from numdev.results.claim import COLUMNS, ClaimKind, ClaimStatement
 from numdev.results.record import Reference
-from numdev.results.store import EntryRole, Role, Scenario
+from numdev.results.store import EntryRole, Scenario
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice, make
 
-_ABOUT = ("axes", "title", "role", "stands_for")  # of a scenario, and no setting of its points
 _MANNER = (OPERATION, "timing")  # of what, and how, a point is measured
 _SECTION = ("place", "measured", "source", "figures")  # fields of a study's file that the report alone reads
-Axes = Mapping[str, Sequence[Any]]  # the entries of each
-
 _OF_A_PART = ("metric", "reference", "kind", "where", "over", "of", "to", "above", "below", "margin", "each", "condition", "also")
-_FUNCTION = re.compile(r"[\w.]+:\w+")
 _OF_POINTS = ("scenario.title", "output", "reference", "subject", "format", "policy")  # columns of every study, beside its axes
 _DRAWN = ("draw", "about", "options", "title", "needs", "table")  # of a figure that a function draws
+Axes = Mapping[str, Sequence[Any]]  # the entries of each
+Claims = tuple[str | ClaimStatement, ...]
+Fields = Mapping[str, Any]  # of a study's file
 
 
 class Entry(NamedTuple):
@@ -71,23 +71,36 @@ class Entry(NamedTuple):
     role: EntryRole = EntryRole.SUBJECT
 
 
+class Circumstances(NamedTuple):
+    """A scenario of a study's file."""
+
+    about: Scenario
+    settings: Statements  # of its own
+    changed: Statements  # the axes that it replaces or adds
+    axes: Mapping[str, Any]  # all of them
+
+    @classmethod
+    def of(cls, name: str, stated: Any, axes: Mapping[str, Any]) -> Circumstances:
+        """The scenario of a name; `axes` are those of the study."""
+        where = f"study.scenarios.{name}"
+        settings = dict(_mapping(where, stated))
+        changed = _mapping("axes", settings.pop("axes", None))
+        about = {key: settings.pop(key) for key in ("title", "role", "stands_for") if key in settings}
+        scenario = make(Scenario, {"name": name, "title": name} | about, where)
+        if not scenario.title.strip():
+            raise BadInput(f"{where}.title", scenario.title, "give it in words, as a reader is to see it")
+        return cls(scenario, settings, changed, {axis: _written_out(own) for axis, own in {**axes, **changed}.items()})
+
+
 @dataclass(frozen=True)
 class Expander:
-    """Makes the points of studies.
+    """Makes the points of studies."""
 
-    Attributes:
-        composer: makes their requests.
-        task: what the command line states about points; it overrides everything else.
-        program: the command that runs the studies, for the command line that reproduces them.
-        own: the config folder that the command line adds, for the same command line.
-        manner: what the command line states about how, not which, points are measured; for the same command line too.
-    """
-
-    composer: Composer
-    task: Statements = field(default_factory=dict)
-    program: str = "measure"
-    own: str | None = None
-    manner: Statements = field(default_factory=dict)
+    composer: Composer  # makes their requests
+    task: Statements = field(default_factory=dict)  # what the command line states about points; it overrides everything else
+    program: str = "measure"  # the command that runs the studies, for the command line that reproduces them
+    own: str | None = None  # the config folder that the command line adds, for the same command line
+    manner: Statements = field(default_factory=dict)  # what the command line states about how, not which, points are measured
 
     def of(self, study: str) -> Expander:
         """The expander for the operation that a study's file chooses, unless the command line chooses one."""
@@ -98,66 +111,61 @@ class Expander:
         """The request of the point that the command line states."""
         return self.composer.request(self.task)
 
-    def study(self, name: str, fields: Mapping[str, Any]) -> Study:
-        """The study with all its points, none of them twice.
-
-        Raises:
-            BadInput: naming the part of the study's file, or the setting, that cannot be used.
-        """
-        named = fields["scenarios"] or {"default": {"title": fields["title"]}}
-        statements = {key: _mapping(f"study.scenarios.{key}", own) for key, own in named.items()}
-        merged = {key: {**fields["axes"], **_mapping("axes", own.get("axes"))} for key, own in statements.items()}
-        axes = {key: {axis: _written_out(entries) for axis, entries in own.items()} for key, own in merged.items()}
-        known = {axis for own in axes.values() for axis in own if axis in self.task and _has(own[axis], self.task[axis])}
-        scenarios, points, changed = dict[str, Scenario](), list[StudyPoint](), set[str]()
-        for key, own in statements.items():
-            lacking = {axis for axis in self.task if axis in axes[key] and not _has(axes[key][axis], self.task[axis])}
-            if not lacking & {*known, *(own.get("axes") or {})}:
-                try:
-                    made = self._points(key, own, axes[key], fields["base"])
-                except BadInput as error:
-                    raise BadInput(error.field, error.value, f"{error.hint} (study {name}, scenario {key})") from None
-                if made is not None:
-                    points, changed = [*points, *made[0]], changed | made[1] | lacking
-                    scenarios[key] = _scenario(key, own)
+    def study(self, name: str, fields: Fields) -> Study:
+        """The study with all its points, none of them twice."""
+        stated = fields["scenarios"] or {"default": {"title": fields["title"]}}
+        scenarios = [Circumstances.of(key, own, fields["axes"]) for key, own in stated.items()]
+        lacking = [{axis for axis in self.task if axis in one.axes and not self._has(one, axis)} for one in scenarios]
+        known = {axis for one in scenarios for axis in one.axes if axis in self.task and self._has(one, axis)}
+        kept, points, changed = list[Scenario](), list[StudyPoint](), set[str]()
+        for one, lacks in zip(scenarios, lacking, strict=True):
+            if lacks & {*known, *one.changed}:
+                continue
+            try:
+                made = self._points(one, fields["base"])
+            except BadInput as error:
+                raise BadInput(error.field, error.value, f"{error.hint} (study {name}, scenario {one.about.name})") from None
+            if made is not None:
+                points, changed = [*points, *made[0]], changed | made[1] | lacks
+                kept.append(one.about)
         settings = [f"{key}={written(value)}" for key, value in (*self.task.items(), *self.manner.items())]
-        if not scenarios:
+        if not kept:
             others = " ".join(text for text in settings[: len(self.task)] if not text.startswith("seeds="))
             hint = "leave that out, or change a copy of the study's file"
             raise BadInput("study", name, f"each of its scenarios is about other settings than {others}; {hint}")
         if not points:
             raise BadInput("study", name, "it has no points; give every axis at least one value")
         folder = ["--config-dir", self.own] if self.own else []
-        claims, plot = self._answers(name, fields, axes)
+        claims, plot = self._answers(name, fields, scenarios)
         # Neither another number of replicates nor the choice of one value of an axis makes another point
         overrides = [f"{key}={written(value)}" for key, value in self.task.items() if key in changed and key != "seeds"]
         if OPERATION in self.manner and self.manner[OPERATION] != self.composer.operation_of(name):
             overrides.insert(0, f"{OPERATION}={self.manner[OPERATION]}")
         return Study(
-            name=name,
-            title=fields["title"],
-            figure=fields["figure"],
+            name,
             claims=claims,
             points=tuple(points),
             more=tuple(fields["more"]),
             command=shlex.join(["numdev", self.program, *folder, f"study={name}", *settings]),
-            scenarios=tuple(scenarios.values()),
+            scenarios=tuple(kept),
             overrides=tuple(overrides),
             words={axis: schema.words(axis) for axis in dict.fromkeys(axis for point in points for axis in point.labels)},
-            question=fields["question"],
             plot=plot,
             section={name: fields[name] for name in _SECTION if fields[name]},
-            left_out=tuple(_scenario(key, own).title for key, own in statements.items() if key not in scenarios),
+            left_out=tuple(one.about.title for one in scenarios if one.about not in kept),
+            **{part: fields[part] for part in ("title", "figure", "question")},
         )
 
-    def _points(
-        self, scenario: str, own: Statements, axes: Mapping[str, Any], base: Statements
-    ) -> tuple[list[StudyPoint], set[str]] | None:
+    def _has(self, scenario: Circumstances, axis: str) -> bool:
+        """Whether the value of an axis on the command line is one of the scenario's."""
+        return isinstance(scenario.axes[axis], list) and self.task[axis] in scenario.axes[axis]
+
+    def _points(self, scenario: Circumstances, base: Statements) -> tuple[list[StudyPoint], set[str]] | None:
         """The points of a scenario, and what the command line changes in them; None where it makes the scenario another."""
-        points, changed, settings = dict[str, StudyPoint](), set[str](), {key: own[key] for key in own if key not in _ABOUT}
+        points, changed, settings, name = dict[str, StudyPoint](), set[str](), scenario.settings, scenario.about.name
         task_choices, task_values = self.composer.split(self.task)
-        for combination in itertools.product(*(self._entries(axis, values) for axis, values in axes.items())):
-            entries = dict(zip(axes, combination, strict=True))
+        for combination in itertools.product(*(self._entries(axis, values) for axis, values in scenario.axes.items())):
+            entries = dict(zip(scenario.axes, combination, strict=True))
             labels = {axis: entry.label for axis, entry in entries.items()}
             place = json.dumps(labels, sort_keys=True)  # identifies what the entries state
             if place in points:
@@ -174,9 +182,9 @@ class Expander:
                     if one := self._overridden(entry.statements, before, after):
                         hint = f"the points {axis}={written(entry.label)} stand for {one[0]}; leave it out"
                         raise NotHonoured(one[1].name, one[1].value, hint)
-                point = build.point(after, scenario, labels)
+                point = build.point(after, name, labels)
             except NotHonoured as error:
-                point = build.refused_point(after, scenario, labels, str(error))
+                point = build.refused_point(after, name, labels, str(error))
             roles = {axis: one.role for axis, one in entries.items() if one.role is not EntryRole.SUBJECT}
             points[place] = replace(point, roles=roles)
         return [*points.values()], changed
@@ -202,12 +210,10 @@ class Expander:
         roles = {name: own.pop("role", EntryRole.SUBJECT.value) for name, own in named.items()}
         return [Entry(name, own, choice(f"axes.{axis}.{name}.role", EntryRole, roles[name])) for name, own in named.items()]
 
-    def _answers(
-        self, name: str, fields: Mapping[str, Any], axes: Mapping[str, Mapping[str, Any]]
-    ) -> tuple[tuple[str | ClaimStatement, ...], dict[str, Any] | None]:
+    def _answers(self, name: str, fields: Fields, scenarios: Sequence[Circumstances]) -> tuple[Claims, dict[str, Any] | None]:
         """The claims, and what the figure shows, as the file states them; both are checked against axes and metrics."""
         entries, plot = dict[str, list[Any]](), fields["plot"]
-        for axis, values in (item for own in axes.values() for item in own.items()):
+        for axis, values in (item for one in scenarios for item in one.axes.items()):
             every = values if isinstance(values, (list, Mapping)) else [values]
             entries[axis] = [*entries.get(axis, ()), *(one for one in every if one not in entries.get(axis, ()))]
         try:
@@ -216,15 +222,12 @@ class Expander:
                 return (), None
             operation = build.operation_of(self.composer.of)
             metrics = build.kind(self.program, operation).comparable
-            claims = claims_of(fields["claims"], entries, metrics)
-            if plot is None:
-                return claims, None
-            if fields["figure"] is not None:
+            if plot is not None and fields["figure"] is not None:
                 raise BadInput("plot", plot, f"the study names the figure {fields['figure']} too; leave one of them out")
-            if operation.golden is None:
+            if plot is not None and operation.golden is None:
                 hint = f"{operation.name} has a value for every step and tensor; leave it out, the report draws its own figures"
                 raise BadInput("plot", operation.name, hint)
-            return claims, plot_of(plot, entries, metrics)
+            return claims_of(fields["claims"], entries, metrics), plot and plot_of(plot, entries, metrics)
         except BadInput as error:
             raise BadInput(error.field, error.value, f"{error.hint} (study {name})") from None
 
@@ -247,11 +250,8 @@ def expander(hydra: Any, cfg: DictConfig, program: str = "measure") -> Expander:
             statements |= dict(flat({key: value if isinstance(value, dict) else at(settings, key)}))
     own = next((Path(source.path) for source in runtime.config_sources if source.provider == "command-line"), None)
     folder = None if own is None else str(own.relative_to(runtime.cwd) if own.is_relative_to(runtime.cwd) else own)
-    return Expander(composer_of(hydra), task, program, folder, manner)
-
-
-def _has(entries: Any, value: Any) -> bool:
-    return isinstance(entries, list) and value in entries
+    folders = tuple(Path(source.path) for source in runtime.config_sources if source.schema == "file")
+    return Expander(composer(folders, hydra.job.config_name, runtime.choices.get(OPERATION)), task, program, folder, manner)
 
 
 def _mapping(where: str, value: Any) -> Mapping[str, Any]:
@@ -286,46 +286,26 @@ def _ending(value: Any, item: Any) -> Any:
     return item if value == "@" else f"{value[:-1]}{item}"
 
 
-def _scenario(name: str, own: Statements) -> Scenario:
-    title = own.get("title", name)
-    if not isinstance(title, str) or not title.strip():
-        raise BadInput(f"study.scenarios.{name}.title", title, "give it in words, as a reader is to see it")
-    role = choice(f"study.scenarios.{name}.role", Role, own.get("role", Role.BEYOND.value))
-    return Scenario(name, title, role, str(own.get("stands_for", "")))
-
-
-def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> tuple[str | ClaimStatement, ...]:
+def claims_of(claims: Any, axes: Axes, metrics: Collection[str]) -> Claims:
     """The claims of a study: a name of one that ships with numdev as it is, and each that the file states.
 
-    Args:
-        claims: the field `claims` of the study's file.
-        axes: the entries of every axis in any scenario.
-        metrics: what there is to compare.
-
-    Raises:
-        BadInput: naming the field, as in `claims[1].metric`.
+    `axes` are the entries of every axis in any scenario, `metrics` what there is to compare.
     """
     if not isinstance(claims, (list, tuple)):
         raise BadInput("claims", claims, "give a list of claims")
-    made = list[str | ClaimStatement]()
-    for i, own in enumerate(claims):
-        where = f"claims[{i}]"
-        if not isinstance(own, (str, Mapping)):
-            known = ", ".join(one.name for one in fields(ClaimStatement))
-            raise BadInput(where, own, f"give the fields of a claim, {known}, or the name of one that numdev ships")
-        made.append(own if isinstance(own, str) else _claim(where, own, axes, metrics))
-    return tuple(made)
+    return tuple(one if isinstance(one, str) else _claim(f"claims[{i}]", one, axes, metrics) for i, one in enumerate(claims))
 
 
-def _claim(where: str, own: Mapping[str, Any], axes: Axes, metrics: Collection[str]) -> ClaimStatement:
+def _claim(where: str, own: Any, axes: Axes, metrics: Collection[str]) -> ClaimStatement:
+    if not isinstance(own, Mapping):
+        known = ", ".join(ClaimStatement.__dataclass_fields__)
+        raise BadInput(where, own, f"give the fields of a claim, {known}, or the name of one that numdev ships")
     claim = make(ClaimStatement, {name: value for name, value in own.items() if value is not None}, where)
     if claim.judge:
-        function(f"{where}.judge", claim.judge)
+        _check_function(f"{where}.judge", claim.judge)
         return claim
-    for part, fields_of_part in claim.parts.items():
-        for name in set(fields_of_part).difference(_OF_A_PART):
-            hint = f"a part of a claim has no such field; {one_of(name, _OF_A_PART)}"
-            raise BadInput(f"{where}.parts.{part}.{name}", fields_of_part[name], hint)
+    for part, fields in claim.parts.items():
+        _check_keys(f"{where}.parts.{part}", fields, _OF_A_PART, "a part of a claim")
     for part, value in claim.values(where).items():
         _check(f"{where}.parts.{part}" if claim.parts else where, value, axes, metrics)
     if not (claim.parts or claim.is_bounded):
@@ -336,35 +316,27 @@ def _claim(where: str, own: Mapping[str, Any], axes: Axes, metrics: Collection[s
 def _check(where: str, claim: ClaimStatement, axes: Axes, metrics: Collection[str]) -> None:
     """Refuse a claim on one value that names what the study does not have."""
     entries: Axes = {**dict.fromkeys(COLUMNS, ()), **axes}
-    if claim.metric not in metrics:
-        raise BadInput(f"{where}.metric", claim.metric or None, one_of(claim.metric, metrics, most=12))
-    for axis in filter(None, (claim.over, claim.each)):
-        if axis not in entries:
-            raise BadInput(f"{where}.over", axis, one_of(axis, axes) if axes else "the study has no axes; give it one")
-        if claim.kind is ClaimKind.SLOPE and not all(type(one) in (int, float) and one > 0 for one in entries[axis]):
-            raise BadInput(f"{where}.over", axis, "a slope is over positive numbers, and its entries are not; give another axis")
-    labels: dict[str, Any] = {"where": claim.where, "of": claim.of, "to": claim.to if isinstance(claim.to, Mapping) else {}}
-    chosen = [(name, axis, entry) for name, own in labels.items() for axis, entry in own.items()]
-    for name, axis, entry in (*chosen, *(("order", claim.over, entry) for entry in claim.order)):
-        place = where + (f".{name}" if name == "order" else f".{name}.{axis}")
-        if axis not in entries:
-            raise BadInput(f"{where}.{name}", axis, f"it is no axis of the study; {one_of(axis, entries)}")
+    sides = {"where": claim.where, "of": claim.of, "to": claim.to if isinstance(claim.to, Mapping) else {}}
+    chosen = [(side, axis, entry) for side, own in sides.items() for axis, entry in own.items()]
+    _check_names(f"{where}.metric", [claim.metric or None], metrics)
+    for part, names in {"over": [claim.over], "each": [claim.each], **sides}.items():
+        _check_names(f"{where}.{part}", filter(None, names), entries)
+    if claim.kind is ClaimKind.SLOPE and not all(type(one) in (int, float) and one > 0 for one in entries[claim.over]):
+        hint = "a slope is over positive numbers, and its entries are not; give another axis"
+        raise BadInput(f"{where}.over", claim.over, hint)
+    for side, axis, entry in chosen:
         if isinstance(entry, Mapping):
-            choice(f"{place}.role", EntryRole, entry.get("role"))
-        elif entries[axis] and entry not in entries[axis]:
-            raise BadInput(place, entry, one_of(entry, map(str, entries[axis]), most=12))
+            choice(f"{where}.{side}.{axis}.role", EntryRole, entry.get("role"))
+        else:
+            _check_names(f"{where}.{side}.{axis}", [entry], entries[axis] or [entry])
+    _check_names(f"{where}.order", claim.order, entries.get(claim.over) or claim.order)
 
 
 def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str]) -> dict[str, Any]:
     """The parts of a figure by key, each name checked; `colour` and `facet` are lists.
 
-    Args:
-        plot: as `x: problem.n, y: out.rmse, colour: precision`, or as a mapping.
-        axes: names that a figure can be drawn over, beside those of every study.
-        metrics: as `output.metric`.
-
-    Raises:
-        BadInput: naming the field, as in `plot.x`.
+    `plot` is a mapping, or text such as `x: problem.n, y: out.rmse, colour: precision`; `axes` are names that a figure can be
+    drawn over, beside those of every study.
     """
     try:
         parts: Any = OmegaConf.to_container(OmegaConf.create(f"{{{plot.strip('{}')}}}")) if isinstance(plot, str) else plot
@@ -373,37 +345,38 @@ def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str]) -> dict[st
     if not isinstance(parts, Mapping) or None in parts.values():
         raise BadInput("plot", plot, "give it as in x: problem.n, y: out.rmse, colour: precision")
     names = list(dict.fromkeys([*axes, *_OF_POINTS]))
-    known = {"y": metrics, "reference": [each.value for each in Reference], **dict.fromkeys(("x", "colour", "facet"), names)}
-    for key, value in parts.items():
-        if key not in known:
-            raise BadInput(f"plot.{key}", value, f"a figure has no such part; {one_of(key, known)}")
-        for name in value if isinstance(value, list) else [value]:
-            if name not in known[key]:
-                raise BadInput(f"plot.{key}", name, one_of(name, known[key], most=12))
-    for key in ("x", "y"):
-        if key not in parts:
-            raise BadInput(f"plot.{key}", None, "name what stands on this axis, as in x: problem.n, y: out.rmse")
-    lists = {key: [own] for key in ("colour", "facet") if (own := parts.get(key)) is not None and not isinstance(own, list)}
-    return {key: value for key, value in {**parts, **lists}.items() if value != []}
-
-
-def function(where: str, value: Any) -> None:
-    """Refuse what is no name of a function, `module:name`."""
-    if not isinstance(value, str) or not _FUNCTION.fullmatch(value):
-        raise BadInput(where, value, "give a function as module:name")
+    known = {"y": metrics, "reference": [each.value for each in Reference], "x": names, "colour": names, "facet": names}
+    _check_keys("plot", parts, known, "a figure")
+    if missing := {"x", "y"}.difference(parts):
+        raise BadInput(f"plot.{min(missing)}", None, "name what stands on this axis, as in x: problem.n, y: out.rmse")
+    lists = {key: value if isinstance(value, list) else [value] for key, value in parts.items() if value != []}
+    for key, own in lists.items():
+        _check_names(f"plot.{key}", own, known[key])
+    return {key: own if key in ("colour", "facet") else parts[key] for key, own in lists.items()}
 
 
 def check_figures(figures: Mapping[str, Any]) -> None:
-    """Check the figures that a study's file says how to draw, by name.
-
-    Raises:
-        BadInput: naming the field, as in `figures.ladder.draw`.
-    """
+    """Check the figures that a study's file says how to draw, by name."""
     for name, own in figures.items():
-        parts = own if isinstance(own, Mapping) else {"": own}
-        for part in set(parts).difference(_DRAWN):
-            raise BadInput(f"figures.{name}.{part}", parts[part], f"a figure has no such part; {one_of(part, _DRAWN)}")
+        _check_keys(f"figures.{name}", own if isinstance(own, Mapping) else {"": own}, _DRAWN, "a figure")
         if "draw" in own or "options" not in own:
-            function(f"figures.{name}.draw", own.get("draw"))
+            _check_function(f"figures.{name}.draw", own.get("draw"))
         if not isinstance(own.get("about"), str):
             raise BadInput(f"figures.{name}.about", own.get("about"), "describe it for those who cannot see it")
+
+
+def _check_names(where: str, names: Iterable[Any], known: Collection[Any]) -> None:
+    for name in names:
+        if name not in known:
+            raise BadInput(where, name, one_of(name, map(str, known), most=12))
+
+
+def _check_keys(where: str, own: Mapping[str, Any], known: Collection[str], whole: str) -> None:
+    for key in own:
+        if key not in known:
+            raise BadInput(f"{where}.{key}", own[key], f"{whole} has no {key}; {one_of(key, known)}")
+
+
+def _check_function(where: str, value: Any) -> None:
+    if not isinstance(value, str) or not re.fullmatch(r"[\w.]+:\w+", value):
+        raise BadInput(where, value, "give a function as module:name")

@@ -11,6 +11,7 @@ import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn
-from hydra.errors import OverrideParseException
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from numdev.cli import commands
 from numdev.cli.compose import (
     composer,
-    composer_of,
     config_folder,
-    groups_of_points,
     make_importable,
     overrides_of,
     plain,
@@ -47,7 +44,7 @@ FLAGS_WITH_VALUE = (
     *("--cfg -c", "--package -p", "--config-path -cp", "--config-name -cn", "--config-dir -cd"),
     *("--experimental-rerun", "--info -i"),
 )
-_FUNCTIONS = {"map": "error_map"}  # of the commands whose names Python has taken
+_FUNCTIONS = {"map": "error_map", "speed": "measure"}  # Python has taken the name of one, and two differ in their runners alone
 _KEEPING = "hydra_plugins.numdev_sweep.KeepingLauncher"
 
 
@@ -59,24 +56,21 @@ class Job:
     arguments: tuple[str, ...] = ()
     tracebacks: bool = False  # whether an error passes with its traceback
     process: int = field(default_factory=os.getpid)  # that of the command; a job in another one returns what it prints
-    ended: dict[int, Ended] = field(default_factory=dict)  # by the job's number: `hydra.main` drops what jobs return
+    ended: dict[int | None, Ended] = field(default_factory=dict)  # by the job's number: `hydra.main` drops what jobs return
 
     def __call__(self, cfg: DictConfig) -> Ended:
         """Run one job; an error ends it with a sentence, and the other jobs of a sweep continue."""
         hydra, printed = HydraConfig.get(), io.StringIO()
-        elsewhere = os.getpid() != self.process
         try:
-            with contextlib.redirect_stdout(printed) if elsewhere else contextlib.nullcontext():
-                for override in overrides_of(hydra):
-                    if override.is_add() or override.is_force_add():  # Hydra takes any name behind these
-                        composer_of(hydra).check(override, groups_of_points(hydra.runtime.choices), is_sweep=False)
+            with contextlib.redirect_stdout(printed) if os.getpid() != self.process else contextlib.nullcontext():
                 make_importable(hydra.runtime.config_sources)
+                commands = import_module("numdev.cli.commands")  # late: help needs no torch
                 ended: Ended = getattr(commands, _FUNCTIONS.get(self.command, self.command))(cfg, self)
         except Exception as error:
             if self.tracebacks or isinstance(error, BrokenPipeError):
                 raise
             ended = Ended(code_of(error), sentence_of(error))
-        number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else 0
+        number = hydra.job.num if hydra.mode is RunMode.MULTIRUN else None
         ended = replace(ended, overrides=tuple(plain(hydra.overrides)["task"]), number=number, printed=printed.getvalue())
         self.ended[number] = ended
         return ended
@@ -152,7 +146,8 @@ def launch(command: str, arguments: list[str]) -> int:
     except Exception as error:
         if job.tracebacks or isinstance(error, (NumdevError, BrokenPipeError)):
             raise
-        raise (_mistake(job) or error) from error.__cause__
+        _check_overrides(job)
+        raise error from error.__cause__
     finally:
         sys.argv, os.environ["HYDRA_FULL_ERROR"] = argv, before
     return worst(each.code for each in job.ended.values())
@@ -160,38 +155,34 @@ def launch(command: str, arguments: list[str]) -> int:
 
 def _show(job: Job) -> None:
     """Show what the jobs leave for the end of the command: the table of a sweep, what was wrong, and what a dry run counted."""
-    ended, plans = list(job.ended.values()), [each.plan for each in job.ended.values() if each.plan is not None]
-    rows = [(each.overrides, each.row) for each in ended if each.row]
-    if rows or plans:
-        from numdev.cli import show  # late: help does not need it
-    if rows:
-        show.sweep("dry_run" if plans else job.command, rows)
+    if not (ended := list(job.ended.values())):
+        return
+    from numdev.cli import show  # late: help needs no torch
+
+    plans = [each.plan for each in ended if each.plan is not None]
+    rows = [(each.overrides, show.plan_row(each.plan) if each.plan else each.row) for each in ended if each.number is not None]
+    if shown := [item for item in rows if item[1]]:
+        show.sweep("dry_run" if plans else job.command, shown)
     for sentence in dict.fromkeys(each.sentence for each in ended if each.sentence):
         own = [" ".join(each.overrides) for each in ended if each.sentence == sentence]
         print(sentence if len(own) == len(ended) else f"{'; '.join(own)}: {sentence}", file=sys.stderr)
     if plans:
-        print(show.plan(sum(plans, start=type(plans[0])())))
+        print(show.plan(plans))
 
 
-def _mistake(job: Job) -> BadInput | None:
-    """The first override that cannot be used by itself, whatever Hydra says; None where there is none, or none can be read."""
+def _check_overrides(job: Job) -> None:
+    """Raise BadInput for the first override that cannot be used by itself, which says more than Hydra does."""
     flags = parsed(job.arguments)[0]
     folders = (config_folder(), *([Path(flags.config_dir).resolve()] if flags.config_dir else []))
-    try:
-        overrides = OverridesParser.create().parse_overrides(flags.overrides)
-        values = {override.key_or_group: str(override.value()) for override in overrides if not override.is_sweep_override()}
-        own = composer(folders, flags.config_name or CONFIGS[job.command], values.get("operation"))
-        options = {group: option for group, option in values.items() if group in own.choices}
-        for override in overrides:
-            if not override.key_or_group.startswith("hydra"):
-                own.check(override, options, is_sweep=flags.multirun)
-            if override.key_or_group.startswith("study.") and "study" not in values:
-                raise BadInput(override.key_or_group, override.value(), "it is of a study; give study=NAME too")
-    except BadInput as error:
-        return error
-    except Exception:  # Hydra's error says what cannot be read or composed
-        return None
-    return None
+    overrides = OverridesParser.create().parse_overrides(flags.overrides)
+    values = {override.key_or_group: str(override.value()) for override in overrides if not override.is_sweep_override()}
+    own = composer(folders, flags.config_name or CONFIGS[job.command], values.get("operation"))
+    options = {group: option for group, option in values.items() if group in own.choices}
+    for override in overrides:
+        if not override.key_or_group.startswith("hydra"):
+            own.check(override, options, is_sweep=flags.multirun)
+        if override.key_or_group.startswith("study.") and "study" not in values:
+            raise BadInput(override.key_or_group, override.value(), "it is of a study; give study=NAME too")
 
 
 def parsed(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
@@ -222,23 +213,15 @@ def ordered(command: str, arguments: Sequence[str], scratch: str = ".") -> list[
     """The arguments with overrides before flags, which Hydra's parser wants in one piece, and with the number of shards.
 
     A sweep over `shard` says by itself how many shards there are; `shards=` is added unless it is given. In a dry run the folder
-    `scratch` takes what Hydra writes of a sweep.
-
-    Raises:
-        BadInput: for a flag that Hydra does not have, and for a setting that is given twice.
+    `scratch` takes what Hydra writes of a sweep. A flag that Hydra does not have, and a setting that is given twice, are refused.
     """
     known, unknown = parsed(arguments)
     if unknown:
         raise BadInput(f"numdev {command}", unknown[0], f"there is no such flag; numdev {command} --hydra-help lists them")
-    flags, by_name = list(arguments), dict[str, Override]()
-    for text in known.overrides:
+    flags, texts, by_name = [*arguments], list(known.overrides), dict[str, Override]()
+    for text in texts:
         flags.remove(text)
-    texts = list(known.overrides)
-    try:
-        overrides = OverridesParser.create().parse_overrides(texts)
-    except OverrideParseException:
-        return [*texts, *flags]  # Hydra reports the error
-    for override in overrides:
+    for override in OverridesParser.create().parse_overrides(texts):
         key = override.get_key_element().lstrip("+~")
         if key in by_name and not key.startswith("hydra"):
             one, other = (str(each.input_line).partition("=")[2] for each in (by_name[key], override))

@@ -7,6 +7,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib import import_module
+from textwrap import fill
 
 from numdev.errors import BadInput, one_of
 from numdev.sources import package_version
@@ -91,15 +92,23 @@ def _dispatch(arguments: list[str]) -> int:
         code: int = import_module(f"numdev.cli.{command}").run(rest)
         return code
     if command == "studies":
-        from numdev.cli import commands
-
         ArgumentParser("numdev studies", description="Prints the name and the title of every study.").parse_args(rest)
-        return commands.list_studies()
+        return _list_studies()
     if command in COMMANDS:
         from numdev.cli import launch
 
         return launch.launch(command, rest)
     raise BadInput("numdev", command, f"there is no such command; {one_of(command, COMMANDS)}, or --help")
+
+
+def _list_studies() -> int:
+    from numdev.cli.compose import composer, config_folder
+
+    own = composer((config_folder(),))
+    width = max(map(len, own.options("study"))) + 2
+    for name in own.options("study"):
+        print(fill(own.load(f"study/{name}")["title"], 80, initial_indent=f"{name:<{width}}", subsequent_indent=" " * width))
+    return 0
 
 
 if __name__ == "__main__":

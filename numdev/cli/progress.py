@@ -38,17 +38,13 @@ def is_live() -> bool:
 
 
 class Progress(RichProgress):
-    """Points done of all points, elapsed time, time left, and what comes next, with the replicates that it has done.
-
-    Attributes:
-        done: points that are in the store, of all studies so far.
-    """
+    """Points done of all points, elapsed time, time left, and what comes next, with the replicates that it has done."""
 
     def __init__(self, total: int, console: Console, *, live: bool, text: str = "") -> None:
         point = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True), markup=False)
         columns = (MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TimeRemainingColumn(), point)
         super().__init__(*columns, console=console, transient=True, expand=True, disable=not live)
-        self.done, self._text, self._part = 0, text, 0.0
+        self.done, self._text, self._part = 0, text, 0.0  # `done` are points in the store, of all studies so far
         self._task, self._total = self.add_task(text, total=total), total
         self._begin = self._last_time = time.monotonic()
         self._last_line = -1 if total > 1 else 0  # a short point by itself prints no line

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, make_dataclass
-from functools import cache
+from functools import cache, reduce
 from textwrap import wrap
 from typing import Any
 
@@ -150,22 +151,12 @@ class ReportConfig:
     plot: PlotConfig = field(default_factory=PlotConfig)
 
 
-@dataclass
-class NodesConfig:
-    """The nodes that every point has; the groups that an operation adds stand beside them."""
-
-    operation: Any = None
-    problem: Any = None
-    variant: Any = None
-    baseline: Any = None
-
-
 _COMMANDS: dict[str, tuple[type, ...]] = {
-    "map": (MappedConfig, NodesConfig),
-    "measure": (RunConfig, NodesConfig),
-    "paper": (StudiesConfig, RunConfig, NodesConfig),
-    "speed": (TimedConfig, RunConfig, NodesConfig),
-    "train": (TrainedConfig, RunConfig, NodesConfig),
+    "map": (MappedConfig,),
+    "measure": (RunConfig,),
+    "paper": (StudiesConfig, RunConfig),
+    "speed": (TimedConfig, RunConfig),
+    "train": (TrainedConfig, RunConfig),
     "report": (ReportConfig,),
 }
 """The classes whose fields the configuration of each command has."""
@@ -180,8 +171,7 @@ def of_commands() -> dict[str, Setting]:
 @cache
 def of_runs() -> set[str]:
     """The settings that are of a command, and not of the points that it measures."""
-    kinds = {kind for kinds in _COMMANDS.values() for kind in kinds} - {NodesConfig}
-    return {one.name for kind in kinds for one in fields(kind)} - {"seeds"}
+    return {one.name for kinds in _COMMANDS.values() for kind in kinds for one in fields(kind)} - {"seeds"}
 
 
 def register() -> None:
@@ -210,11 +200,15 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {}
     for key, value in settings.items():
         *parents, name = key.split(".")
-        node = config
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
+        reduce(lambda node, parent: node.setdefault(parent, {}), parents, config)[name] = value
     return config
+
+
+def written(value: Any) -> str:
+    """A value as Hydra reads it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(written, value))}]"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 @cache
@@ -260,24 +254,23 @@ def explained(group: str, *names: str) -> str:
     A group of another operation than attention has its name in front, as in `attention_backward/problem`. Some settings where
     these are named, as a command states those whose defaults are its own.
     """
-    lines = []
+    rows = []
     operation, _, group = group.rpartition("/")
     kinds, defaults = _OPERATIONS[operation or "attention"]
     of_commands = {"run": RunConfig} | {command: own[0] for command, own in _COMMANDS.items()}
     for one in declared({**kinds, **of_commands}[group]):
-        if names and one.name not in names:
-            continue
         name = f"{group}.{one.name}" if group in kinds else one.name
-        value = defaults.get(f"{group}.{one.name}", one.default)
-        default = "null" if value is None else str(value).replace("${", "").replace("}", "")
-        label = f"{name}={default.lower() if isinstance(value, bool) else default}"
-        lines += hanging(label, f"{one.unit}: {one.text}" if one.unit else one.text)
+        default = written(defaults.get(name, one.default)).replace("${", "").replace("}", "")
+        if not names or one.name in names:
+            rows.append((f"{name}={default}", f"{one.unit}: {one.text}" if one.unit else one.text))
+    return in_columns(rows)
+
+
+def in_columns(rows: Iterable[tuple[str, str]]) -> str:
+    """Settings or options, and their sentences beside them, as wide as a terminal behind the indent of the help."""
+    lines, gap = list[str](), " " * _LABEL
+    for label, text in rows:
+        first = f"{label:<{_LABEL}}" if len(label) + 2 <= _LABEL else gap
+        lines += [label] if first == gap else []
+        lines += wrap(text, _WIDTH, initial_indent=first, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
     return "\n  ".join(lines)
-
-
-def hanging(label: str, text: str) -> list[str]:
-    """A setting and its sentence in two columns, as wide as a terminal behind the indent of the help."""
-    gap = " " * _LABEL
-    first = f"{label:<{_LABEL}}" if len(label) + 2 <= _LABEL else gap
-    lines = wrap(text, _WIDTH, initial_indent=first, subsequent_indent=gap, break_long_words=False, break_on_hyphens=False)
-    return lines if first != gap else [label, *lines]

@@ -12,15 +12,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
-from numdev.cli import build
-from numdev.cli.compose import Request, at, written
-from numdev.cli.exit_codes import Ended
+from numdev.cli import build, schema
+from numdev.cli.compose import Request, at
 from numdev.cli.progress import output
 from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.speed import FOLLOWING, derived
@@ -70,7 +67,7 @@ class PointNames(NamedTuple):
         names |= {group: f"{group}={one}" for group, one in request.options.items() if group in groups and one != _USUAL}
         names |= {group: said[group] for group in request.options if group in said}
         if _SIZE in request.raw:
-            names[_SIZE] = f"{_SIZE}={written(at(request.config, _SIZE))}"
+            names[_SIZE] = f"{_SIZE}={schema.written(at(request.config, _SIZE))}"
         return cls(" ".join((names | said).values()), variant.rpartition("=")[2], request.options.get("baseline", "baseline"))
 
 
@@ -80,16 +77,17 @@ def point(
     """One point: what was measured, its chief figures or all of them, how it ended, and where its record lies."""
     console.print(names.line, style="bold", markup=False)
     if record.rows:
-        kind, is_chief = _KINDS[record.kind], metrics is Metrics.CHIEF
+        is_chief = metrics is Metrics.CHIEF
         if record.reason:
             console.print(f"{record.reason[0].upper()}{record.reason[1:]}.", style="red", markup=False)
-        for sentence in kind.sentences(record, names):
+        for sentence in sentences(record, names):
             console.print(sentence, markup=False)
         more = "; metrics=all prints every metric" if is_chief else ""
         console.print(f"mean ± half its 95 % confidence interval{more}", style="italic")
-        console.print(_means(record, kind.columns(record), is_chief=is_chief))
+        _print_means(console, record, _KINDS[record.kind].columns(record), is_chief=is_chief)
     seeds = record.config["seeds"]
-    line = Text.assemble(_styled(record.status), f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
+    status = record.status.value, _STYLES.get(record.status.value, "red")
+    line = Text.assemble(status, f", {seeds} replicate{'s' * (seeds != 1)}, {record.seconds:.2f} s")
     line.append(f": {record.reason}" if record.reason and not record.rows else "")
     line.append("; already measured (fresh=true measures again)" if already else "")
     console.print(line)
@@ -109,14 +107,10 @@ def sweep(command: str, jobs: Sequence[tuple[Sequence[str], Mapping[str, str]]])
     axes = [name for name in names if len({own.get(name) for own in settings}) > 1]
     shared = [f"{name}={value}" for name, value in settings[0].items() if name not in (*axes, *_NOT_IN_TITLE)]
     header = [*axes, *dict.fromkeys(name for _, row in jobs for name in row if name != "status"), "status"]
-    lines = [header, *([{**own, **row}.get(name, "") for name in header] for own, (_, row) in zip(settings, jobs, strict=True))]
-    widths, console = [max(map(len, column)) for column in zip(*lines, strict=True)], output()
+    lines = [[{**own, **row}.get(name, "") for name in header] for own, (_, row) in zip(settings, jobs, strict=True)]
     title = next((kind.title for kind in _KINDS.values() if kind.command == command), "nothing is measured")
-    console.print(Text("; ".join(filter(None, [title, " ".join(shared)]))), soft_wrap=True)
-    for *cells, status in lines:  # no rich table, which pads or cuts a long reason
-        padded = [c.ljust(w) if i < len(axes) else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=False))]
-        style = "bold" if status == "status" else _STYLES.get(status.partition(",")[0], "red")
-        console.print(Text.assemble("  ".join([*padded, ""]), (status, style)), soft_wrap=True)
+    output().print(Text("; ".join(filter(None, [title, " ".join(shared)]))), soft_wrap=True)
+    _print_table(output(), header, lines, names=len(axes))
 
 
 def outcomes(ended: Mapping[str, Outcome], store: Store) -> None:
@@ -128,17 +122,12 @@ def outcomes(ended: Mapping[str, Outcome], store: Store) -> None:
         parts += [f"{done.skipped} already there"] if done.skipped else []
         parts += [f"{statuses[status]} {status.value}" for status in Status if status in statuses]
         console.print(Text.assemble((name, "bold"), ", ".join(parts)))
-    failed = [(f"{name}: {point}", status, why) for name, done in ended.items() for point, status, why in done.failures]
+    failed = [(f"  {name}: {point}", status, why) for name, done in ended.items() for point, status, why in done.failures]
     if failed:
-        rows = ((Text(text), Text(*_styled(status)), Text(reason)) for text, status, reason in failed)
-        console.print(_table(["point", "status", "reason"], rows, title="points that are not ok"))
+        console.print("points that are not ok")
+        _print_table(console, ["  point", "status"], [[text, f"{status.value}, {reason}"] for text, status, reason in failed])
     if store.torn:
         console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
-
-
-def planned(plan: Plan, *, in_sweep: bool) -> Ended:
-    """The end of a job of a dry run."""
-    return Ended(plan=plan, row=plan_row(plan) if in_sweep else {})
 
 
 def plan_row(plan: Plan) -> dict[str, str]:
@@ -148,32 +137,31 @@ def plan_row(plan: Plan) -> dict[str, str]:
     return {"points": str(plan.points), "replicates": str(plan.replicates), "memory": memory, "status": status}
 
 
-def plan(whole: Plan) -> str:
+def plan(plans: Iterable[Plan]) -> str:
     """What a dry run counted, in a sentence."""
+    whole = sum(plans, Plan())
     left = f"{whole.replicates} replicates to measure, memory of the largest point {plan_row(whole)['memory']}"
     text = f"{whole.points} point{'s' * (whole.points != 1)}, {whole.there} measured already"
     return f"{text}; {left if whole.replicates else 'nothing is left to measure'}.\nNothing was measured or written."
 
 
-def _styled(status: Status) -> tuple[str, str]:
-    return status.value, _STYLES.get(status.value, "red")
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str | Text]], *, figures: Sequence[str] = (), **about: Any) -> Table:
-    """A table whose columns of `figures` are numbers; `about` it as `rich.table.Table` takes it."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), title_justify="left", **about)
-    for name in header:
-        justify: Any = "right" if name in figures else "left"
-        table.add_column(name, justify=justify, vertical="bottom", no_wrap=name in ("metric", "unit"))
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _print_table(console: Console, header: Sequence[str], rows: Sequence[Sequence[str]], names: int = 1) -> None:
+    """Rows below a header. The first columns, `names` of them, are text, others numbers; a status at the end has any length."""
+    height = max(name.count("\n") for name in header)
+    above = zip(*(("\n" * (height - name.count("\n")) + name).split("\n") for name in header), strict=True)
+    lines, with_status = [*above, *rows], header[-1] == "status"
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for place, cells in enumerate(lines):  # no table of rich, which pads or cuts a long reason
+        *padded, last = (c.ljust(w) if i < names else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True)))
+        last = last.strip() if with_status else last
+        style = "bold" if place <= height else _STYLES.get(last.partition(",")[0], "red") if with_status else ""
+        console.print(Text("  ").join([*map(Text, padded), Text(last, style)]), style="bold" * (place <= height), soft_wrap=True)
 
 
 Columns = list[tuple[str, Mapping[str, Any]]]  # rows of a record, each with the heading of the column where it is shown
 
 
-def _means(record: Record, columns: Columns, *, is_chief: bool) -> Table:
+def _print_means(console: Console, record: Record, columns: Columns, *, is_chief: bool) -> None:
     """Figures of each output, chief ones or all, as means over replicates ± half their intervals, with a column for each heading.
 
     Behind all of them stands what the runs counted. In a point without NaN and Inf a figure that is NaN says only that it is
@@ -197,7 +185,8 @@ def _means(record: Record, columns: Columns, *, is_chief: bool) -> Table:
         means = (_mean_text(name, of_line.get(each, [])) for each in headings)
         lines.append([place if place != last else "", name, *([] if is_chief else [units[name]]), *means])
         last = place
-    return _table(["", "metric", *([] if is_chief else ["unit"]), *headings], lines, figures=headings, show_edge=False)
+    names = ["", "metric", *([] if is_chief else ["unit"])]
+    _print_table(console, [*names, *headings], lines, len(names))
 
 
 def _mean_text(metric: str, values: list[float]) -> str:
@@ -240,8 +229,14 @@ def _deviation(record: Record) -> dict[str, str]:
 
 
 def sentences(record: Record, names: PointNames) -> Iterator[str]:
-    """How far variant and baseline lie from golden, and their ratio, by the names that the user has for the two."""
-    metric, cells = next(column.name for column in record.primary if column.use is Use.CHIEF), _deviation(record)
+    """The chief figures; of a deviation those of variant and baseline, and their ratio, by the names that the user has."""
+    kind = _KINDS[record.kind]
+    cells = kind.cells(record)
+    if kind.cells is not _deviation:
+        yield f"{names.variant}: {', '.join(f'{name} {text}' for name, text in cells.items())} ({kind.title})."
+        yield from filter(None, [record.kernel])
+        return
+    metric = next(column.name for column in record.primary if column.use is Use.CHIEF)
     baseline = f", baseline ({names.baseline}) {cells['baseline']}" if "baseline" in cells else ""
     of_others = "of the other elements, " if record.status is Status.NONFINITE else ""
     yield f"{of_others}{metric} of {record.outputs[0]} from golden: {names.variant} {cells['variant']}{baseline}."
@@ -279,12 +274,6 @@ class _Kind(NamedTuple):
     cells: Callable[[Record], dict[str, str]]  # chief figures as text, by column of that table
     columns: Callable[[Record], Columns]  # of the table of means
 
-    def sentences(self, record: Record, names: PointNames) -> Iterable[str]:
-        if self.cells is _deviation:
-            return sentences(record, names)
-        cells = ", ".join(f"{name} {text}" for name, text in self.cells(record).items())
-        return [f"{names.variant}: {cells} ({self.title}).", *filter(None, [record.kernel])]
-
 
 def _sides(record: Record) -> Columns:
     return [(_COLUMNS[of], row) for row in record.rows if (of := (row["subject"], row["reference"])) in _COLUMNS]
@@ -294,9 +283,8 @@ def _seeds(record: Record) -> Columns:
     return [(f"seed {row['seed']}", derived(row)) for row in record.rows]
 
 
-_RATIO = "max_difference from golden, and variant / baseline with its 95 % interval"
 _KINDS = {
-    "deviation": _Kind("measure", _RATIO, _deviation, _sides),
+    "deviation": _Kind("measure", "max_difference from golden, variant / baseline with its 95 % interval", _deviation, _sides),
     "speed": _Kind("speed", "time of one call, and its root mean square error", _speed, _seeds),
     "training": _Kind("train", "difference of the weights from those of the reference", _training, _last_steps),
 }

@@ -62,7 +62,7 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
         (SLOPE | {"below": 0.1}, "below: 0.1", "nothing lies between above and below"),
         (SLOPE | {"below": float("nan")}, "below: nan", "give a finite number"),
         (SLOPE | {"margin": 1.1}, "margin: 1.1", "a claim of the kind slope has over, above, below"),
-        (SLOPE | {"where": {"steps": "none"}}, "where: 'steps'", "it is no axis of the study; did you mean s"),
+        (SLOPE | {"where": {"steps": "none"}}, "where: 'steps'", "did you mean step"),
         (SLOPE | {"where": {"step": "non"}}, "where.step: 'non'", "did you mean none"),
         (SLOPE | {"where": {"problem.n": 64}}, "where: {'problem.n': 64}", "it leaves one entry of problem.n"),
         (SLOPE | {"where": "none"}, "where: 'none'", "give names with values"),
@@ -80,7 +80,11 @@ def test_a_manifest_keeps_all_of_it(own: dict[str, Any]) -> None:
         (SLOPE | {"finding": "N^{value"}, "finding: 'N^{value'", "give every brace a partner"),
         (RATIO | {"above": None, "parts": {"far": {"above": "2"}}}, "parts.far.above: '2'", "give a number"),
         (RATIO | {"parts": {"far": {"metric": "out.rsme"}}}, "parts.far.metric: 'out.rsme'", "did you mean out.rmse"),
-        (RATIO | {"parts": {"far": {"claim": "It is"}}}, "parts.far.claim: 'It is'", "a part of a claim has no such field"),
+        (
+            RATIO | {"parts": {"far": {"claim": "It is"}}},
+            "parts.far.claim: 'It is'",
+            "a part of a claim has no claim; use",
+        ),
         (RATIO | {"to": {"step": {"role": "controls"}}}, "to.step.role: 'controls'", "did you mean control"),
         (ORDER | {"order": ["none", "score"]}, "order: 'score'", "did you mean scores"),
     ],
@@ -143,7 +147,7 @@ def test_claims_on_speed_and_training_compare_what_these_have(
     [
         ({"draw": "draw", "about": "It."}, "draw: 'draw' cannot be used; give a function"),
         ({"draw": "m:draw"}, "about: None cannot be used; describe it for those who cannot"),
-        ({"drawn": "m:draw"}, "drawn: 'm:draw' cannot be used; a figure has no such part"),
+        ({"drawn": "m:draw"}, "drawn: 'm:draw' cannot be used; a figure has no drawn; "),
     ],
 )
 def test_a_mistake_in_what_draws_a_study_is_told(figure: dict[str, str], error: str) -> None:
@@ -168,7 +172,7 @@ def test_a_figure_in_words_and_as_a_mapping_says_the_same() -> None:
         ("x: problem.m, y: out.rmse", "plot.x: 'problem.m' cannot be used; did you mean problem.n"),
         ("x: problem.n, y: out.rsme", "plot.y: 'out.rsme' cannot be used; did you mean out.rmse"),
         ("x: problem.n", "plot.y: None cannot be used; name what stands on this axis"),
-        ({**SHOWN, "color": "step"}, "plot.color: 'step' cannot be used; a figure has no such part; did you mean colour"),
+        ({**SHOWN, "color": "step"}, "plot.color: 'step' cannot be used; a figure has no color; did you mean colour"),
         ({**SHOWN, "facet": ["stp"]}, "plot.facet: 'stp' cannot be used; did you mean step"),
         ("x: [problem.n, y: out.rmse", "plot: 'x: [problem.n, y: out.rmse' cannot be used; give it as in x: problem.n"),
         (7, "plot: 7 cannot be used; give it as in x: problem.n, y: out.rmse"),

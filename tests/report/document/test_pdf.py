@@ -111,10 +111,6 @@ def test_long_titles_push_nothing_off_a_page(report: Report, tmp_path: Path) -> 
     assert max(places) < 842 - 54, "the height of A4 without the lower margin, in pt"
 
 
-def test_one_study_misses_no_other(toy_results: Store) -> None:
-    assert context([Part(load(toy_results, ["fig3"]))])["absent"] == []
-
-
 def test_the_context_keeps_the_command_and_merges_environments(report: Report) -> None:
     results = report.part.results
     manifest = results.manifests["fig3"] | {"command": "numdev measure study=fig3 'problem.key_lengths=[3,4]'"}
@@ -133,7 +129,9 @@ def test_a_study_without_a_claim_shows_every_point(toy_results: Store, tmp_path:
     make_report(store.path, tmp_path / "out", ["mine"], formats=("pdf",))
     assert (tmp_path / "out" / "report.pdf").read_bytes().startswith(b"%PDF-")
     results = load(store, ["mine"])
-    (table,) = context([Part(results)])["sections"][0]["tables"]
+    shown = context([Part(results)])
+    assert shown["absent"] == [], "one study misses no other"
+    (table,) = shown["sections"][0]["tables"]
     of_golden = [row for row in table["rows"] if row[1] == "golden"]
     assert len(of_golden) == results.points["key"].nunique() == 4
     rows = results.rows.query("output == 'out' and subject == 'variant' and reference == 'golden'")

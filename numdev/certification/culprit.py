@@ -40,6 +40,7 @@ _LEAST = 0.02  # of r, below which the roundings of FP32 decide
 _SETTLED = -2.5  # in log r of the outputs that err, the mean over cases: nothing is left to look for
 _HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate leaves nothing
 _FEW_KEYS = ONE_TILE[0].bc
+_MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
 _WIDE = 20  # places of candidates that are tried in every layout
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
@@ -184,9 +185,10 @@ class Search:
         self.errs = [name for name in errs if name in self.outputs]
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates, *more]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
-        broad = [case for case in telling if case.known.inputs.mask.is_none and case.known.inputs.sizes[1] > 12 * _FEW_KEYS]
-        self.broad = (broad or telling)[:2]
-        self.few = [*self.broad, *(case for case in telling[:1] if case not in self.broad)]
+        light = [case for case in telling if case.known.inputs.sizes[1] <= _MANY_KEYS] or telling
+        broad = [case for case in light if case.known.inputs.mask.is_none and case.known.inputs.sizes[1] > 12 * _FEW_KEYS]
+        self.broad = (broad or light)[:2]
+        self.few = [*self.broad, *(case for case in light[:1] if case not in self.broad)]
         small = [Compared(case.known, case.outputs, True) for case in cases if self.of_pass is FORWARD]
         self.in_one_tile = [case for case in small if case._few.sum() >= _FEW_KEYS]
 

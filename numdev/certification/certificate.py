@@ -90,7 +90,6 @@ class Certificate:
     cases: tuple[CaseReport, ...]
     probes: tuple[Probed, ...]
     culprit: Culprit | None
-    equal: float  # share of out or dq equal to the declared policy in the nearest tiles, on the first inputs; NaN if unknown
     environment: dict[str, Any]
 
     @property
@@ -138,9 +137,12 @@ class Certificate:
         if self.culprit is not None and self.verdict is not Verdict.FAIL:
             if not self.culprit.tiles:
                 yield "Cannot be told: size and order of its tiles."
-            for words, of in {"Excluded": "excluded", "Cannot be told": "undecided"}.items():
-                if titles := getattr(self.culprit, of, ()):
-                    yield f"{words}: {', '.join(titles)}."
+            for words, titles in {"Its error excludes": self.culprit.excluded, "Cannot be told": self.culprit.undecided}.items():
+                formats = dict[str, list[str]]()
+                for step, _, fmt in (title.rpartition(" in ") for title in titles):
+                    formats.setdefault(step, []).append(fmt)
+                if formats:
+                    yield f"{words}: {', '.join(f'{step} in ' + ' or '.join(each) for step, each in formats.items())}."
         if refused := [case.name for case in self.cases if case.skipped]:
             yield f"It refuses: {', '.join(refused)}."
         if not self.has_lse:
@@ -278,9 +280,8 @@ def certify(
         fails = bool(failing) or any(probe.fails for probe in outcomes)
         culprit = find(results, fails=fails)
     has_lse = of_pass is BACKWARD or all("lse" in outputs for _, outputs in compared.values())
-    equal = culprit.equal if culprit else math.nan
     about = subject.name, precision, str(place), margin, seed, has_lse
-    return Certificate(*about, tuple(reports), outcomes, culprit, equal, environment(place))
+    return Certificate(*about, tuple(reports), outcomes, culprit, environment(place))
 
 
 def _judged(
@@ -351,7 +352,7 @@ class Certificates(Kind):
             certificate = certify(forward, precision, backward=backward, device=place.type, seed=seed, head_dim=size)
             culprit, values = certificate.culprit, [seed, certificate.verdict.value, certificate.score]
             # The nearest tiles, also where they cannot be told.
-            values += [culprit.ranks[0].tiles if culprit and culprit.ranks else "", certificate.equal]
+            values += [culprit.ranks[0].tiles, culprit.equal] if culprit and culprit.ranks else ["", math.nan]
             values += [culprit.sentence(fails=False) if culprit else "", ", ".join(certificate.failing)]
             rows.append({column.name: value for column, value in zip(_COLUMNS, values, strict=True)})
         return Findings({self.name: rows}, kernel)

@@ -69,7 +69,6 @@ def test_the_form_of_a_description() -> None:
         None,
         {"1": [True, 2.5]},
     ]
-    assert describe(Precision.int8())["quantise"]["block"] == 64
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def check_numdev(words: list[str], folder: Path) -> None:
     if "--help" in rest:
         return
     if command == "compare":
-        settings = comparison.read(rest)
+        settings = comparison.parsed("numdev compare", ("", ""), dict.fromkeys("ab", ""), comparison.SETTINGS, rest)
         Criterion(settings.metric, settings.reference, settings.tolerance)
     elif command == "certify":
         certification.read(rest)

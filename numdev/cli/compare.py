@@ -28,7 +28,7 @@ Exit code: 0 if no regression was shown; 1 for a regression; 2 for what cannot
 be used, if compare.csv cannot be written, or if nothing could be tested: no
 point was tested, has equal bits or failed in A alone; 5 if there is no
 regression and B has outputs that are NaN, Inf or zeros alone."""
-_SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
+SETTINGS: dict[str, tuple[Any, str]] = {  # default and meaning
     "study": ("", "one study, or several as NAME,NAME; else all"),
     "metric": ("rmse", "where larger is worse: rmse, max_difference, max_ulp, ..., or latency of speed"),
     "reference": ("golden", "golden, golden_same_inputs or baseline"),
@@ -83,7 +83,7 @@ def run(arguments: Sequence[str]) -> int:
     from numdev.report.document.tables import bad_outputs
 
     places = dict.fromkeys("ab", "a folder of results, as results= of other commands")
-    settings = parsed("numdev compare", (_PURPOSE, _RULES), places, _SETTINGS, arguments)
+    settings = parsed("numdev compare", (_PURPOSE, _RULES), places, SETTINGS, arguments)
     criterion = Criterion(settings.metric, settings.reference, settings.tolerance)
     studies = settings.study.strip("[]").split(",") if settings.study else None
     a, b = _load("A", settings.a, studies), _load("B", settings.b, studies)

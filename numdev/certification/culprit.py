@@ -179,11 +179,11 @@ class Search:
     `errs` are the outputs that err more than permitted.
     """
 
-    def __init__(self, cases: Sequence[Compared], errs: Sequence[str], more: Sequence[Candidate]) -> None:
+    def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
         self.cases, self.of_pass = cases, cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
         self.errs = [name for name in errs if name in self.outputs]
-        self.catalogue = [DECLARED, *cases[0].known.predictions.candidates, *more]
+        self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
         light = [case for case in telling if case.known.inputs.sizes[1] <= _MANY_KEYS] or telling
         broad = [case for case in light if case.known.inputs.mask.is_none and case.known.inputs.sizes[1] > 12 * _FEW_KEYS]
@@ -365,7 +365,7 @@ def of_steps(ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
     return list(best.values())
 
 
-def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True) -> Culprit:
+def find(results: Results, *, fails: bool = True) -> Culprit:
     """The culprit of the results of a kernel, but for those that are not finite.
 
     Of a kernel that does not fail, other candidates are tried only if the declared policy does not explain its errors.
@@ -387,7 +387,7 @@ def find(results: Results, more: Sequence[Candidate] = (), *, fails: bool = True
     ratios = [known.ratios(outputs) for known, outputs in results]
     limits = {name: _ERRS_LSE if name == "lse" else _ERRS for name in cases[0].outputs}
     errs = [name for name in limits if any(float(each[name][:, 0].mean()) > limits[name] for each in ratios if name in each)]
-    search = Search(cases, errs, more)
+    search = Search(cases, errs)
     found = [] if fails else search.declared()
     if not found or not search.is_settled(found[0], cases):
         found = search.run() + found

@@ -215,7 +215,7 @@ class Simulation:
             s, v = s.flip(-2), v.flip(-3)
         m = self._maximum(self.at("the running maximum", s.amax(-1)))
         shift = m.masked_fill(m == NEVER, 0.0)
-        falls = self.at("the fall of m", pad(m[..., :-1], (1, 0), value=NEVER) - shift)
+        falls = self.at("the fall of m", pad(self.at("the maximum that is kept", m[..., :-1]), (1, 0), value=NEVER) - shift)
         alpha = self.at("alpha", self.at("exp of alpha", torch.exp)(falls))
         of_o, of_l = self.at("alpha of O", alpha), self.at("alpha of l", alpha)
         p = self.at("exponentials", self.at("exp", torch.exp)(self.at("S - m", s - shift[..., None])))
@@ -236,12 +236,15 @@ class Simulation:
 
     def _maximum(self, top: Tensor) -> Tensor:
         """The running maximum of those of the tiles; a lazy one stays until it is too low by more than a threshold."""
-        threshold = self.at("threshold", self.layout.lazy)
-        if not threshold:
+        threshold, place = self.at("threshold", self.layout.lazy), "the maximum that is kept"
+        if not threshold and place not in self.changes:
             return top.cummax(-1).values
-        return torch.stack(
-            list(itertools.accumulate(top.unbind(-1), lambda m, each: torch.where(each - m > threshold, each, m))), -1
-        )
+
+        def risen(m: Tensor, each: Tensor) -> Tensor:
+            kept = self.at(place, m)
+            return torch.where(each - kept > threshold, each, kept)
+
+        return torch.stack(list(itertools.accumulate(top.unbind(-1), risen)), -1)
 
     def backward(self) -> Outputs:
         """The gradients, from the O and the LSE that were saved."""
@@ -278,7 +281,7 @@ class Simulation:
 
 _FORWARD_STEPS = {
     "scores": ("scores", "scaled scores", "scaled scores in base 2", "scaled scores + exponentials + the row sum"),
-    "maximum": ("the running maximum",),
+    "maximum": ("the running maximum", "the maximum that is kept"),
     "exponential": (
         *("exponentials", "exponentials + alpha"),
         *(f"S - m{base}{p}" for base in ("", " in base 2") for p in ("", " + exponentials")),
@@ -306,7 +309,7 @@ _BACKWARD_STEPS = {
     },
     "heads": ("dk and dv of each head",),
 }
-_OF_POLICY = {"probabilities": "P", "ds": "dS", "output": "results"}
+_OF_POLICY = {"probabilities": "P", "ds": "dS", "output": "the output"}
 """Places of what a policy rounds."""
 _OF_8_BITS = ("scores", "the product P V", "dP", "the O that is read", "P", "dS")
 _WITH_FACTORS = ("dP", "P", "dS")
@@ -333,7 +336,7 @@ def _results(declared: Any) -> Iterator[Candidate]:
     through = [Stored(FP16, 2.0**power) for power in (0, -6, -8, -10, -12)]
     for stored in (*through, Stored(BF16), Stored(declared.output.to, rounding=Rounding.TOWARD_ZERO), Stored(E4M3FN)):
         if stored != Stored(declared.output.to):
-            yield _stored("output", "results", stored)
+            yield _stored("output", "the output", stored)
 
 
 def by_polynomial(coefficients: tuple[float, ...], *, fitted: bool = False) -> Iterator[Candidate]:

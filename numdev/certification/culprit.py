@@ -42,7 +42,7 @@ _HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate l
 _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
-_WIDE = 20  # places of candidates that are tried in every layout
+_WIDE, _VARIED = 20, 6  # candidates that are tried in every layout, and layouts whose variants are tried
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED = 0.75  # share of the error of each output that errs
 _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
@@ -50,7 +50,7 @@ _POWERS = tuple(2.0 ** (8 + i) for i in sorted(range(-12, 7), key=abs))  # facto
 _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
-_LEAST_SCALE = 1e-7
+_LEAST_SCALE = 1e-6
 _STEP, _STEPS = 1e-4, 8  # of a parameter that is fitted
 Results = Sequence[tuple[Known, Outputs]]
 Hypothesis = tuple[Candidate, Layout]
@@ -186,7 +186,9 @@ class Search:
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
         light = [case for case in telling if case.known.inputs.sizes[1] <= _MANY_KEYS] or telling
-        broad = [case for case in light if case.known.inputs.mask.is_none and case.known.inputs.sizes[1] > 12 * _FEW_KEYS]
+        first = int(self.of_pass is FORWARD)  # its sums are over keys alone
+        broad = [case for case in light if case.known.inputs.mask.is_none]
+        broad = [case for case in broad if max(case.known.inputs.sizes[first:], default=0) > 12 * _FEW_KEYS]
         self.broad = (broad or light)[:2]
         self.few = [*self.broad, *(case for case in light[:1] if case not in self.broad)]
         small = [Compared(case.known, case.outputs, True) for case in cases if self.of_pass is FORWARD]
@@ -224,7 +226,7 @@ class Search:
         ranked = self.best(hypotheses, self.broad)
         if self.of_pass is BACKWARD:
             return ranked
-        more = [(candidate, variant) for candidate, layout in ranked[:2] for variant in variants(layout)]
+        more = [(candidate, variant) for candidate, layout in ranked[:_VARIED] for variant in variants(layout)]
         return self.best(dict.fromkeys([*ranked, *more]), self.broad)
 
     def run(self) -> list[Hypothesis]:
@@ -292,7 +294,7 @@ class Search:
             scale = case.known.inputs.scale
             if scale not in factors:
                 (factors[scale],) = self.fitted(lambda x: scaled({scale: x[0]}), (1.0,), [case])  # noqa: B023
-        if max(abs(factor - 1) for factor in factors.values()) > _LEAST_SCALE:
+        if abs(next(iter(factors.values())) - 1) > _LEAST_SCALE:
             yield scaled(factors)
 
     def polynomials(self, cases: Sequence[Compared]) -> Iterator[Candidate]:

@@ -269,7 +269,7 @@ def certify(
         if outputs is not None and size == sizes[0]:
             compared[case.name] = known, outputs
     if reports and not compared:
-        raise Unsupported("kernel", f"it refuses all of these inputs: {reports[0].skipped}")
+        raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {reports[0].skipped}")
     progress(len(work), len(work) + 1, "probes and culprit")
     probing = Probing(subject, every[sizes[0]], seeds[0])
     outcomes = tuple(probe.run(probing) for probe in probes if not only or probe.name in only)

@@ -11,7 +11,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, one_of
+from numdev.errors import BadInput, BadOutput, NumdevError, StoreError, Unsupported, one_of
 
 if TYPE_CHECKING:
     from numdev.measurement.studies import Plan
@@ -73,9 +73,9 @@ def code_of_results(statuses: Iterable[Status]) -> int:
 
 
 def code_of(error: Exception) -> int:
-    """2 for what the user can mend, a setting or a full disk; 5 for an output that is no result; 1 for every other failure."""
-    if isinstance(error, BadOutput):
-        return BAD_OUTPUT
+    """2 for a setting or a full disk; 3 for what an implementation refuses; 5 for an output that is no result; else 1."""
+    if isinstance(error, (BadOutput, Unsupported)):
+        return BAD_OUTPUT if isinstance(error, BadOutput) else UNSUPPORTED
     return BAD_INPUT if isinstance(error, (BadInput, StoreError, *_OF_HYDRA)) else FAILED
 
 

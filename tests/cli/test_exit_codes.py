@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.cli.exit_codes import code_of_study, worst
+from numdev.cli.exit_codes import BAD_INPUT, FAILED, UNSUPPORTED, code_of, code_of_study, worst
+from numdev.errors import BadInput, Unsupported
 from numdev.results.record import BAD_OUTPUT, Status
 from tests.cli.commands import Command, refusal
 
@@ -165,3 +166,8 @@ def test_what_reads_results_says_it_and_ends_so_too(numdev: Command, own_study: 
     assert "no regression in 2 comparisons" in compared.out
     own_study(study_of("fails,exits"), "mine")
     assert (numdev(*WHOLE, "results=bad").code, numdev("report", "results=bad", "out=bad_report").code) == (1, 1)
+
+
+def test_what_an_implementation_refuses_has_the_code_of_unsupported_points() -> None:
+    codes = [code_of(error) for error in (Unsupported("kernel", "no"), BadInput("kernel", "x", "y"), RuntimeError())]
+    assert codes == [UNSUPPORTED, BAD_INPUT, FAILED]

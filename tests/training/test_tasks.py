@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from numdev.errors import BadInput
-from numdev.training.scenes import NULL
+from numdev.training.data import NULL
 from numdev.training.tasks import Language, Task, TextToImage, seeded
 
 PICTURES = TextToImage(steps=60, warmup=5, batch=8, width=64, depth=1, heads=1, learning_rate=4e-3, sampled=8, euler_steps=2)

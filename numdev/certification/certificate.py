@@ -146,14 +146,15 @@ class Certificate:
         if refused := [case.name for case in self.cases if case.skipped]:
             yield f"It refuses: {', '.join(refused)}."
         if not self.has_lse:
-            yield "It returns no LSE, in which some errors alone are seen."
+            yield "It returns no LSE; some errors show in it alone."
 
     def failures(self) -> dict[str, str]:
-        """What failed or is undecided, by the command that repeats it alone."""
+        """What failed, or else is undecided, of each case and probe, by the command that repeats it alone."""
         about = (f"precision={self.precision}", f"device={self.device}", f"margin={self.margin:g}", f"seed={self.seed}")
         base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), dict[str, str]()
         for case in self.cases:
-            if wrong := [_said(each) for each in case.judged if each.verdict is not Verdict.PASS]:
+            if case.verdict is not Verdict.PASS:
+                wrong = [_said(each) for each in case.judged if each.verdict is case.verdict]
                 what = f"{case.name}, times the permitted error: {'; '.join(wrong)}"
                 failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = what
         return failures | {f"{base} {_only(each.name)}": f"{each.name}: {each.reason}" for each in self.probes if each.fails}
@@ -181,7 +182,7 @@ class Certificate:
         """One screen."""
         lines = [f"{self.verdict.value.upper()}: {self.kernel} under {self.precision} on {self.device}. {self.sentence()}"]
         if self.cases:
-            lines += [f"Score {self.score:.3f}: permitted over measured RMSE. A ratio is the error over what the policy permits."]
+            lines += [f"Score {self.score:.3f}: permitted over measured RMSE, a mean of cases, each of which can fail."]
         lines += [*self.notes(), ""]
         if self.cases:
             rows = (tuple(COLUMNS), *(case.cells() for case in self.cases))
@@ -273,6 +274,8 @@ def certify(
     progress(len(work), len(work) + 1, "probes and culprit")
     probing = Probing(subject, every[sizes[0]], seeds[0])
     outcomes = tuple(probe.run(probing) for probe in probes if not only or probe.name in only)
+    if not compared and all(each.outcome == "skipped" for each in outcomes):
+        raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {outcomes[0].reason}")
     failing = {report.name for report in reports if report.verdict is Verdict.FAIL}
     results = [compared[case.name] for case in cases if case.name in compared and (case.names or only or case.name in failing)]
     culprit = None

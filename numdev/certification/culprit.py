@@ -80,7 +80,7 @@ class Culprit:
 
     ranks: tuple[Rank, ...]
     tiles: str = ""
-    alone: str = "returns nothing finite to compare"
+    alone: str = "returns results that are not finite, of which no step can be named"
     excluded: tuple[str, ...] = ()
     undecided: tuple[str, ...] = ()
     equal: float = math.nan
@@ -113,9 +113,8 @@ class Culprit:
         others = [rank for rank in self.ranks if rank not in self.named and _NEAREST <= rank.explained <= self.ranks[0].explained]
         beside = f"; next: {others[0].title}, {100 * others[0].explained:.0f} %" if others else ""
         share = f"explains {100 * self.ranks[0].explained:.0f} % of the error{beside}"
-        verb = "errs" if fails else "computes"
         if not self.is_explained or (fails and self.is_permitted):
-            start = f"{verb} in a way that no candidate explains"
+            start = "errs in a way that no candidate explains" if fails else "errs as permitted, and as no candidate does"
             return f"{start}; nearest: {named} ({share})" if self.ranks[0].explained >= _NEAREST else start
         return f"errs as {named} does ({share})" if fails else f"computes as {named} ({share})"
 

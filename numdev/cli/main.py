@@ -44,10 +44,12 @@ Exit code:
     2  a setting cannot be used, or results cannot be written (a full disk);
        compare could test nothing
     3  a point asked for by itself is unsupported, as attention=triton is
-       without a GPU; so is every point of a study
+       without a GPU; so is every point of a study; a kernel refuses every
+       input of certify
     4  certify: INCONCLUSIVE, more seeds would decide
     5  an output is NaN or Inf where the exact one is finite, 0 everywhere, or
-       of another shape, dtype or device; report, compare: results hold such
+       of another shape, dtype or device; report, compare: results hold such;
+       certify: the kernel raises, or returns another shape, dtype or device
   130  Ctrl-C; the same command continues
 A sweep ends with the first of 2, 1, 5, 3, 0 that one of its jobs ended with."""
 

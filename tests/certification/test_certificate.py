@@ -235,12 +235,13 @@ def test_a_result_of_another_layout_is_refused(certified: Certifier, returned: C
         certified(lambda q, k, v, mask, scale: returned(q), ["normal"])
 
 
-def test_a_kernel_that_refuses_every_input_is_unsupported(certified: Certifier) -> None:
+@pytest.mark.parametrize("only", [("normal", "sink"), ("same bits",)])
+def test_a_kernel_that_refuses_every_input_is_unsupported(certified: Certifier, only: tuple[str, ...]) -> None:
     def refuses(*qkv: Tensor, **problem: object) -> Tensor:
         raise Unsupported("problem", "not today")
 
     with pytest.raises(Unsupported, match=r"refuses all of these inputs: problem: not today"):
-        certified(refuses, ("normal", "sink"))
+        certified(refuses, only)
 
 
 def test_probes_alone_decide(certified: Certifier) -> None:

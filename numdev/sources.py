@@ -104,7 +104,7 @@ def loaded(name: str, field: str) -> Loaded:
         BadInput: naming `field`, where there is no such function, or its sources are not those that were imported.
     """
     module, _, attribute = name.partition(":")
-    if not module or not attribute or module.startswith("."):
+    if not module or not attribute or module.startswith(".") or module.endswith(".py"):
         raise BadInput(field, name, "write it as package.module:function")
     try:
         function = getattr(importlib.import_module(module), attribute, None)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from numdev.attention.base import Backward
-from numdev.certification.accuracy import DECIDES, Judged, Known, Predictions, Verdict, default_folder, judge
+from numdev.certification.accuracy import ABSURD, DECIDES, Judged, Known, Predictions, Verdict, default_folder, judge
 from numdev.certification.candidates import BACKWARD, FORWARD, Outputs
 from numdev.certification.cases import CASES, Case
 from numdev.certification.culprit import Culprit, find
@@ -71,21 +71,22 @@ class CaseReport:
             return self.name, "skipped", *[""] * (len(COLUMNS) - 3), self.skipped
         rmse, *others = [each for each in self.judged if each.figure == "rmse"]
         largest = max(each.ratio for each in self.judged if each.figure == "largest")
-        interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else f"{rmse.ratio:.3g}"
-        mark = {Verdict.FAIL: "FAIL", Verdict.INCONCLUSIVE: "?"}.get(self.verdict, "")
-        beside = " ".join(f"{each.output} {each.ratio:.3g}" for each in others)
-        return self.name, interval, f"{largest:.3g}", beside, f"{self.largest_u:.3g}", f"{self.zeros:.3g}", mark, self.shows
+        interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else _times(rmse.ratio)
+        mark = {Verdict.FAIL: "FAIL", Verdict.INCONCLUSIVE: "?"}.get(self.verdict, "weak" if self.zeros < DECIDES else "")
+        beside = " ".join(f"{each.output} {_times(each.ratio)}" for each in others)
+        return self.name, interval, _times(largest), beside, f"{self.largest_u:.3g}", f"{self.zeros:.3g}", mark, self.shows
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A kernel as it was judged."""
+    """A kernel as it was judged; `only` names the inputs and probes that were chosen, and is empty where all were."""
 
     kernel: str
     precision: str
     device: str
     margin: float
     seed: int
+    only: tuple[str, ...]
     has_lse: bool
     cases: tuple[CaseReport, ...]
     probes: tuple[Probed, ...]
@@ -130,10 +131,23 @@ class Certificate:
         if self.culprit is None:
             return "Every probe holds." if all(probe.outcome == "holds" for probe in self.probes) else "No probe fails."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
-        return f"It {self.culprit.sentence(fails=self.verdict is Verdict.FAIL)}{tiles}."
+        return f"It {self.culprit.sentence(fails=self._errs)}{tiles}."
+
+    @property
+    def about(self) -> str:
+        """Under which policy and where the kernel was judged, and whether by some inputs and probes alone."""
+        return f"{self.precision} on {self.device}" + (", by some inputs and probes alone (only=)" if self.only else "")
+
+    @property
+    def _errs(self) -> bool:
+        """Whether a failure is an error: with a margin below 1 also what the policy permits fails."""
+        permitted = self.margin < 1 and self.culprit is not None and self.culprit.is_permitted
+        return self.verdict is Verdict.FAIL and not permitted
 
     def notes(self) -> Iterator[str]:
         """How a kernel that passes is built, as far as its error tells; what it refuses, and that it returns no LSE."""
+        if self.margin < 1:
+            yield "The margin is below 1: a kernel that computes as declared can fail."
         if self.culprit is not None and self.verdict is not Verdict.FAIL:
             if not self.culprit.tiles:
                 yield "Cannot be told: size and order of its tiles."
@@ -161,12 +175,12 @@ class Certificate:
 
     def summary(self) -> dict[str, Any]:
         """Every field, and what follows from them, as JSON has it; a number that is not finite is null."""
-        whole: dict[str, Any] = {"schema": SCHEMA, "verdict": self.verdict, "score": self.score, "sentence": self.sentence()}
-        whole |= {"notes": list(self.notes()), "columns": list(COLUMNS)}
+        whole: dict[str, Any] = {"schema": SCHEMA, "verdict": self.verdict, "score": self.score, "about": self.about}
+        whole |= {"sentence": self.sentence(), "notes": list(self.notes()), "columns": list(COLUMNS)}
         whole |= {"failures": [{"what": what, "repeat": command} for command, what in self.failures().items()]}
         whole |= asdict(self)
         if self.culprit is not None:
-            sentence = self.culprit.sentence(fails=self.verdict is Verdict.FAIL)
+            sentence = self.culprit.sentence(fails=self._errs)
             whole["culprit"] |= {"sentence": sentence, "is_explained": self.culprit.is_explained, "tiles": self.culprit.tiles}
         for case, own in zip(whole["cases"], self.cases, strict=True):
             case |= {"verdict": own.verdict, "cells": own.cells()}
@@ -180,7 +194,7 @@ class Certificate:
 
     def text(self) -> str:
         """One screen."""
-        lines = [f"{self.verdict.value.upper()}: {self.kernel} under {self.precision} on {self.device}. {self.sentence()}"]
+        lines = [f"{self.verdict.value.upper()}: {self.kernel} under {self.about}. {self.sentence()}"]
         if self.cases:
             lines += [f"Score {self.score:.3f}: permitted over measured RMSE, a mean of cases, each of which can fail."]
         lines += [*self.notes(), ""]
@@ -188,7 +202,7 @@ class Certificate:
             rows = (tuple(COLUMNS), *(case.cells() for case in self.cases))
             lines += [*(" ".join(map(format, row, COLUMNS.values())).rstrip() for row in rows), ""]
         if self.probes:
-            lines += [f"{sum(probe.outcome == 'holds' for probe in self.probes)} of {len(self.probes)} probes hold."]
+            lines += [f"Probes that hold: {sum(each.outcome == 'holds' for each in self.probes)} of {len(self.probes)}."]
             lines += [f"  {each.outcome}: {each.name}: {each.reason}" for each in self.probes if each.outcome != "holds"]
         failures = [f"{what}\n  {command}" for command, what in self.failures().items()]
         more = len(failures) - _FAILURES_SHOWN
@@ -196,12 +210,17 @@ class Certificate:
 
 
 def _only(name: str) -> str:
-    return f"only={name.replace(' ', '_')}"
+    """What repeats one input or probe, and leaves the certificate of all in its folder."""
+    return "only={0} out=reports/certify/{0}".format(name.replace(" ", "_"))
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g}" if ratio < ABSURD / 2 else "infinite"
 
 
 def _said(figure: Judged) -> str:
     more = f", {figure.seeds_needed} seeds would decide" if figure.seeds_needed else ""
-    interval = f"{figure.ratio:.3g} [{figure.low:.3g}, {figure.high:.3g}]"
+    interval = f"{_times(figure.ratio)} [{_times(figure.low)}, {_times(figure.high)}]"
     return f"{figure.figure} of {figure.output} {interval}, limit {figure.limit:.3g}{more}"
 
 
@@ -253,7 +272,8 @@ def certify(
     seeds = range(seed, seed + few), range(seed + few, seed + many)
     subject = kernel_of(kernel, format_of(precision), place, backward)
     probes = [probe for probe in PROBES if probe.only in (None, of_pass)]
-    only = [str(name).replace("_", " ") for name in ([only] if isinstance(only, str) else only)]
+    only = only.strip("[]").split(",") if isinstance(only, str) else only
+    only = tuple(str(name).replace("_", " ").strip(" '\"") for name in only)
     names = [*(case.name for case in CASES), *(probe.name for probe in probes)]
     for name in only:
         if name not in names:
@@ -283,7 +303,7 @@ def certify(
         fails = bool(failing) or any(probe.fails for probe in outcomes)
         culprit = find(results, fails=fails)
     has_lse = of_pass is BACKWARD or all("lse" in outputs for _, outputs in compared.values())
-    about = subject.name, precision, str(place), margin, seed, has_lse
+    about = subject.name, precision, str(place), margin, seed, only, has_lse
     return Certificate(*about, tuple(reports), outcomes, culprit, environment(place))
 
 

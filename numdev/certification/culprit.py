@@ -101,7 +101,7 @@ class Culprit:
         return any(rank.permitted for rank in self.named)
 
     def sentence(self, *, fails: bool = True) -> str:
-        """`errs as the row sum in BF16 does (explains 97 % of the error; next: the accumulator in BF16, 41 %)`.
+        """`errs as with the row sum in BF16 (explains 97 % of the error; next: the accumulator in BF16, 41 %)`.
 
         Of a kernel that does not fail it says how it computes.
         """
@@ -116,7 +116,7 @@ class Culprit:
         if not self.is_explained or (fails and self.is_permitted):
             start = "errs in a way that no candidate explains" if fails else "errs as permitted, and as no candidate does"
             return f"{start}; nearest: {named} ({share})" if self.ranks[0].explained >= _NEAREST else start
-        return f"errs as {named} does ({share})" if fails else f"computes as {named} ({share})"
+        return f"errs as with {named} ({share})" if fails else f"computes as {named} ({share})"
 
 
 @dataclass(frozen=True)

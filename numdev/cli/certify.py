@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from inspect import getdoc, signature
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import yaml
 
@@ -65,7 +66,8 @@ def run(arguments: Sequence[str]) -> int:
     refuse_unwritable("out", out)
     sys.path.append(str(Path.cwd()))  # where a kernel of one's own lies
     types = types_of(certify)
-    values = {name: converted(name, types[name], yaml.safe_load(text)) for name, text in settings.items() if text}
+    values: dict[str, Any] = {name: text for name, text in settings.items() if text}
+    values |= {name: converted(name, types[name], yaml.safe_load(text)) for name, text in values.items() if name != "only"}
     with Progress(console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as bar:
         task = bar.add_task("")
 

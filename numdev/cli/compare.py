@@ -61,16 +61,20 @@ def parsed(
         SystemExit: with 2 where one is missing or has no such value, with 0 after `--help`.
     """
     form: Any = RawDescriptionHelpFormatter
-    parser = _Parser(prog, None, *about, formatter_class=form, allow_abbrev=False)
+    usage = " ".join([prog, *map(str.upper, places), "[setting=value ...]"])
+    parser = _Parser(prog, usage, *about, formatter_class=form, allow_abbrev=False)
     for name, text in places.items():
         parser.add_argument(name, metavar=name.upper(), help=text)
+    group = parser.add_argument_group("settings, as name=value or --name value")
     for name, (default, text) in settings.items():
         words = f"{text} (default: {default})" if default else text
-        parser.add_argument(f"--{name}", default=default, type=type(default), metavar="VALUE", help=words)
+        group.add_argument(f"--{name}", default=default, type=type(default), metavar="VALUE", help=words)
     flags = [f"--{text}" if "=" in text and text.partition("=")[0] in settings else text for text in arguments]
     values, unknown = parser.parse_known_intermixed_args(flags)
     if unknown:
         hint = one_of(unknown[0].lstrip("-").partition("=")[0], settings)
+        if not unknown[0].startswith("-") and "=" not in unknown[0]:
+            hint = f"give one {', one '.join(map(str.upper, places))}, and settings as name=value"
         raise BadInput(parser.prog, unknown[0], f"{hint}, or --help")
     return values
 

@@ -19,6 +19,7 @@ from numdev.errors import BadInput, Unsupported
 from numdev.report.document.pages import write_certificate
 from tests.certification.backward_kernels import FlashGradients
 from tests.certification.forward_kernels import CORRECT, LOG2E, OUTSIDE, STRUCTURE, Flash, bf16
+from tests.conftest import ROOT
 
 # Catalogue and thresholds were developed on this seed too, and on 0 to 2 and 100 to 102: another seed shows what they are worth.
 SEED = 41
@@ -118,6 +119,7 @@ def _parts(name: str) -> list[str]:
 def test_a_kernel_that_returns_zeros_fails_where_a_case_decides(certified: Certifier) -> None:
     certificate = certified(lambda q, k, v, mask, scale: torch.zeros_like(q), ("normal", "null"))
     normal, null = certificate.cases
+    assert ("FAIL" in normal.cells(), "weak" in null.cells()) == (True, True)
     assert normal.verdict is Verdict.FAIL
     assert normal.zeros > 100
     assert null.zeros < 3
@@ -146,6 +148,19 @@ def test_a_margin_within_the_interval_is_undecided_until_there_are_seeds(certifi
     assert judged.seeds_needed > certificate.cases[0].seeds == 8
 
 
+def test_a_margin_below_1_fails_what_computes_as_declared(certified: Certifier) -> None:
+    certificate = certified(Flash(64), ("normal", "sink"), margin=0.5)
+    assert (certificate.verdict, certificate.sentence()[:34]) == (Verdict.FAIL, "It computes as the declared policy")
+    assert "margin is below 1" in certificate.text()
+
+
+def test_a_result_that_is_no_number_is_told_from_a_large_error(certified: Certifier) -> None:
+    certificate = certified(lambda q, k, v, mask, scale: torch.full_like(q, torch.nan), "[null, one_key]")
+    assert certificate.only == ("null", "one key")
+    assert "by some inputs and probes alone" in certificate.text()
+    assert all("infinite" in case.cells() for case in certificate.cases)
+
+
 def test_the_file_has_every_figure_and_what_repeats_it(certified: Certifier) -> None:
     certificate = certified(Flash(64, total=bf16), ("normal", "padding"))
     data = json.loads(certificate.json())
@@ -153,7 +168,14 @@ def test_the_file_has_every_figure_and_what_repeats_it(certified: Certifier) -> 
     assert data["cases"][0]["judged"][0]["ratio"] == pytest.approx(certificate.cases[0].judged[0].ratio)
     assert all("only=" in failure["repeat"] and f"seed={SEED}" in failure["repeat"] for failure in data["failures"])
     assert data["culprit"]["ranks"][0]["name"].startswith("row_sum")
-    assert data["environment"]["torch"]
+    assert data.pop("environment")["torch"]
+    page = (ROOT / "docs" / "how-to" / "certify.md").read_text()
+    assert [name for name in _fields(data) if f"`{name}`" not in page] == []
+
+
+def _fields(data: object) -> set[str]:
+    inner = [*data.values()] if isinstance(data, dict) else data if isinstance(data, list) else []
+    return {*(data if isinstance(data, dict) else ()), *(name for each in inner for name in _fields(each))}
 
 
 @pytest.mark.parametrize("kind", ["pdf", "html"])

@@ -74,7 +74,7 @@ class CaseReport:
         interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else _times(rmse.ratio)
         mark = {Verdict.FAIL: "FAIL", Verdict.INCONCLUSIVE: "?"}.get(self.verdict, "weak" if self.zeros < DECIDES else "")
         beside = " ".join(f"{each.output} {_times(each.ratio)}" for each in others)
-        return self.name, interval, _times(largest), beside, f"{self.largest_u:.3g}", f"{self.zeros:.3g}", mark, self.shows
+        return self.name, interval, _times(largest), beside, f"{self.largest_u:.3g}", _times(self.zeros), mark, self.shows
 
 
 @dataclass(frozen=True)
@@ -148,6 +148,8 @@ class Certificate:
         """How a kernel that passes is built, as far as its error tells; what it refuses, and that it returns no LSE."""
         if self.margin < 1:
             yield "The margin is below 1: a kernel that computes as declared can fail."
+        if self.cases and math.isnan(self.score):
+            yield "None of these inputs can tell a right kernel from zeros."
         if self.culprit is not None and self.verdict is not Verdict.FAIL:
             if not self.culprit.tiles:
                 yield "Cannot be told: size and order of its tiles."
@@ -195,7 +197,7 @@ class Certificate:
     def text(self) -> str:
         """One screen."""
         lines = [f"{self.verdict.value.upper()}: {self.kernel} under {self.about}. {self.sentence()}"]
-        if self.cases:
+        if not math.isnan(self.score):
             lines += [f"Score {self.score:.3f}: permitted over measured RMSE, a mean of cases, each of which can fail."]
         lines += [*self.notes(), ""]
         if self.cases:

@@ -60,3 +60,5 @@ def test_a_kernel_lies_in_the_working_directory(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert certify.run(["own_kernel:attention", "only=[one key]", "device=cpu", "out=here", "cache=here"]) == 0
     assert json.loads((tmp_path / "here" / "certificate.json").read_text())["verdict"] == "limited"
+    assert certify.run(["own_kernel:attention", "only=null", "device=cpu", "out=here", "cache=here"]) == 1
+    assert json.loads((tmp_path / "here" / "certificate.json").read_text())["only"] == ["null"]

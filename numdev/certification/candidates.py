@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, INT8, TF32, Format
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding
 from numdev.attention.base import Saved
 from numdev.attention.exact import Exact, ExactBackward
@@ -34,10 +34,12 @@ Outputs = dict[str, Tensor]
 Change = Callable[[Any], Any]
 OF_KEYS = ("k", "v", "dk", "dv")
 """Tensors that have the heads and the tokens of k; others have those of q."""
+OF_SUMS = ("running sum", "products", "tiles")
+"""Of a gradient, what depends on the layout."""
 NEVER = float("-inf")
 WHOLE = 1 << 20  # the side of a tile that holds every token
 LAZY = 8.0 * math.log(2)
-_NAMES = {E4M3FN: "E4M3", E5M2: "E5M2"}
+_NAMES = {E4M3FN: "E4M3", E5M2: "E5M2", INT8: "INT8"}
 _LATE = 4  # tiles that a fault can be in, the first ones
 
 
@@ -67,7 +69,8 @@ class Stored:
 class Layout:
     """How a kernel cuts the keys: tiles, their order, and splits, with as many tiles in each or as even as can be.
 
-    A maximum has to rise by more than `lazy` for anything to be rescaled. With `divided` P is divided by l before it is rounded.
+    A maximum has to rise by more than `lazy` for anything to be rescaled; a `whole` one is rounded up to a multiple of log 2,
+    which makes rescales exact. With `divided` P is divided by l before it is rounded.
     """
 
     bc: int = WHOLE
@@ -75,13 +78,16 @@ class Layout:
     splits: int = 1
     even: bool = False
     lazy: float = 0.0
+    whole: bool = False
     divided: bool = False
 
     def __str__(self) -> str:
         if self.bc == WHOLE:
             return f"whole rows{', P divided before it is rounded' if self.divided else ''}"
         order = [f"{self.splits} splits"] * (self.splits > 1) + ["reverse"] * self.reverse or ["forward"]
-        return ", ".join([f"tiles of {self.bc} keys", *order, *["lazy rescales"] * bool(self.lazy)])
+        return ", ".join(
+            [f"tiles of {self.bc} keys", *order, *["lazy rescales"] * bool(self.lazy), *["whole maxima"] * self.whole]
+        )
 
     @property
     def tiling(self) -> Tiling:
@@ -173,12 +179,18 @@ class Simulation:
         """q, and k and v of each head of q."""
         q, k, v = (x.double() for x in self.inputs.qkv)
         clean = self.at("padding", self.inputs.mask.without_padding)
-        return q, clean(k)[:, self._heads], clean(v)[:, self._heads]
+        return self._read("q", q), self._read("k", clean(k))[:, self._heads], self._read("v", clean(v))[:, self._heads]
+
+    def _read(self, name: str, x: Tensor) -> Tensor:
+        """An input, which a kernel may store in another format, with a scale of each tile too."""
+        change = self.changes.get(f"the {name} that is read")
+        return x if change is None else change((x, self.layout.bc))
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """`scale Q K^T`, and -inf where a query does not see a key."""
         mask, (queries, keys), scale = self.inputs.mask, self.inputs.sizes, self.at("scale", self.inputs.scale)
-        s = self.at("scaled q", self.at("q", q) * scale) @ k.mT / scale
+        q, k = self.at("scaled q", self.at("q", q) * scale), self.at("scaled k", k * scale) / scale
+        s = self.at("product", torch.matmul)(q, k.mT) / scale
         s = self.at("scaled scores", self.at("scores", s) * scale)
         position, key = self.at("position", torch.arange(queries)[:, None] + (keys - queries)), torch.arange(keys)
         hidden = torch.zeros(1, 1, queries, keys, dtype=torch.bool)
@@ -213,22 +225,28 @@ class Simulation:
         """O / l and LSE over some tiles, of scores `[batch, heads, queries, tiles, keys]`."""
         if self.layout.reverse:
             s, v = s.flip(-2), v.flip(-3)
-        m = self._maximum(self.at("the running maximum", s.amax(-1)))
+        m = self._maximum(
+            self.at("the running maximum", (s.amax(-1) * LOG2_E).ceil() / LOG2_E if self.layout.whole else s.amax(-1))
+        )
         shift = m.masked_fill(m == NEVER, 0.0)
         falls = self.at("the fall of m", pad(self.at("the maximum that is kept", m[..., :-1]), (1, 0), value=NEVER) - shift)
         alpha = self.at("alpha", self.at("exp of alpha", torch.exp)(falls))
         of_o, of_l = self.at("alpha of O", alpha), self.at("alpha of l", alpha)
-        p = self.at("exponentials", self.at("exp", torch.exp)(self.at("S - m", s - shift[..., None])))
+        p = self.at("exponentials", self.at("exp", torch.exp)(self.at("S - m", s - self.at("the m of P", shift)[..., None])))
         divisor = self.at("the row sum", p.sum(-1, keepdim=True)).clamp(min=1e-300) if self.layout.divided else torch.ones(())
         p, stored = self.at("terms of l", (p, self._stored("probabilities", p / divisor) * divisor))
         sums, products = (
-            self.at("the row sum of each tile", p.sum(-1, keepdim=True)),
+            self.at("the row sum of each tile", self.at("sum", _sum)(p)),
             self.at("the product P V", stored.transpose(2, 3) @ v),
         )
         total, o = torch.zeros_like(sums[..., 0, :]), torch.zeros_like(products[:, :, 0])
         for tile in range(s.shape[-2]):
             total = self.at("the row sum", of_l[..., tile, None] * total + sums[..., tile, :])
-            o = self.at("the accumulator", self.at("the rescaled accumulator", of_o[..., tile, None] * o) + products[:, :, tile])
+            rescaled = self.at("the rescaled accumulator", of_o[..., tile, None] * o)
+            if "the accumulator of a few keys" in self.changes:
+                o = self.changes["the accumulator of a few keys"]((rescaled, stored[..., tile, :], v[..., tile, :, :]))
+            else:
+                o = self.at("the accumulator", rescaled + products[:, :, tile])
             if "the accumulator divided in every tile" in self.changes:
                 o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
         lse, total = m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0) + total.log(), total.masked_fill(total == 0, 1.0)
@@ -248,13 +266,16 @@ class Simulation:
 
     def backward(self) -> Outputs:
         """The gradients, from the O and the LSE that were saved."""
-        (q, k, v), do, lse = self._qkv(), self.inputs["do"].double(), self.inputs["lse"].double()[..., None]
+        (q, k, v), do, lse = self._qkv(), self._read("do", self.inputs["do"].double()), self.inputs["lse"].double()[..., None]
         below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
         p = self.at("exponentials", self.at("exp", torch.exp)(self.at("S - m", below)))
         dp = self.at("dP", do @ v.mT)
-        terms = self.at("the terms of delta", do * self.at("the O that is read", self.inputs["out"].double()))
-        delta = self.at("delta", terms.sum(-1, keepdim=True))
-        ds = self._stored("ds", p * self.at("dP - delta", dp - delta))
+        terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
+        delta = self.at("delta", self.at("sum", _sum)(terms))
+        ds = p * self.at("dP - delta", dp - delta)
+        if "P dP" in self.changes:
+            ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
+        ds = self._stored("ds", ds)
         dq = self._summed("dq", ds, k) * self.at("scale of dq", self.inputs.scale)
         dk = self._summed("dk", ds.mT, q) * self.at("scale of dk", self.inputs.scale)
         dv = self._summed("dv", self._stored("probabilities", p).mT, do)
@@ -263,10 +284,10 @@ class Simulation:
 
     def _summed(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """`a b`, of which the products of tiles, and their running sum, may be stored."""
-        if not self.changes.keys() & {f"the products of {name}", f"the running sum of {name}"}:
+        if not self.changes.keys() & {f"the {what} of {name}" for what in OF_SUMS}:
             return a @ b
-        total = torch.zeros(())
-        for start in range(0, a.shape[-1], self.layout.bc)[:: -1 if self.layout.reverse else 1]:
+        total, starts = 0 * (a[..., :1] @ b[..., :1, :]), self.at(f"the tiles of {name}", range(0, a.shape[-1], self.layout.bc))
+        for start in starts[:: -1 if self.layout.reverse else 1]:
             here = slice(start, start + self.layout.bc)
             total = self.at(
                 f"the running sum of {name}", total + self.at(f"the products of {name}", a[..., here] @ b[..., here, :])
@@ -276,6 +297,8 @@ class Simulation:
     def _of_groups(self, gradient: Tensor) -> Tensor:
         """The sums over the heads that share one of k and v."""
         gradient = self.at("dk and dv of each head", gradient) if self.inputs.group > 1 else gradient
+        numbers = torch.arange(len(self._heads)) % self.inputs.group
+        gradient = gradient * self.at("heads of a group", torch.ones_like)(numbers)[:, None, None]
         return torch.zeros_like(gradient[:, :: self.inputs.group]).index_add(1, self._heads, gradient)
 
 
@@ -292,7 +315,7 @@ _FORWARD_STEPS = {
     "values": ("the product P V",),
     "accumulator": ("the accumulator", "the rescaled accumulator", "the accumulator divided in every tile"),
     "division": ("the dividend O", "the divisor l", "1 / l", "the dividend O + 1 / l"),
-    "splits": ("the O of splits", "the LSE of splits"),
+    "splits": ("the O of splits", "the LSE of splits", "weights of splits"),
     "lse": ("the LSE",),
 }
 """Of each step the places in which it may be rounded, in those joined by + alike; of the results of `Simulation.forward`."""
@@ -302,7 +325,7 @@ _BACKWARD_STEPS = {
     "exponential": ("exponentials", "S - m", "S - m in base 2"),
     "delta": ("delta", "the O that is read", "the terms of delta"),
     "dp": ("dP",),
-    "difference": ("dP - delta",),
+    "difference": ("dP - delta", "P dP + P delta"),
     **{
         " and ".join(names): tuple(" + ".join(f"the {what} of {name}" for name in names) for what in ("running sum", "products"))
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk", "dv"))
@@ -332,11 +355,23 @@ def _roundings(steps: Mapping[str, tuple[str, ...]], declared: Any) -> Iterator[
 
 
 def _results(declared: Any) -> Iterator[Candidate]:
-    """An output that goes through another format, or is truncated."""
+    """An output that goes through another format, or is truncated; q or k that is scaled before it is stored."""
+    for place in ("q in base 2", *(f"scaled {name}{base}" for name in "qk" for base in ("", " in base 2"))):
+        yield _stored("scale_on", place, Stored(declared.output.to))
     through = [Stored(FP16, 2.0**power) for power in (0, -6, -8, -10, -12)]
     for stored in (*through, Stored(BF16), Stored(declared.output.to, rounding=Rounding.TOWARD_ZERO), Stored(E4M3FN)):
         if stored != Stored(declared.output.to):
             yield _stored("output", "the output", stored)
+    for fmt, scale in itertools.product((E4M3FN, E5M2, INT8), ("token", "head")):
+        change = partial(_quantised, bc=WHOLE, fmt=fmt, dims=_SCALES[scale])
+        title = f"the output in {_NAMES[fmt]} with a scale of each {scale}"
+        yield Candidate(f"output={_NAMES[fmt]} by {scale}", title, {"the output": change})
+
+
+def _by_table(entries: int) -> Candidate:
+    """2^f, of f to the nearest of so many in 1."""
+    change = _for(lambda x: torch.exp2((x * (LOG2_E * entries)).round() / entries))
+    return Candidate(f"exp=table of {entries}", f"an exponential from a table of {entries} entries", {"exp": change})
 
 
 def by_polynomial(coefficients: tuple[float, ...], *, fitted: bool = False) -> Iterator[Candidate]:
@@ -384,9 +419,103 @@ def _mask_faults() -> Iterator[Candidate]:
     yield Candidate("heads=in turn", "heads of q mapped to heads of k and v in turn", {"heads": lambda x: torch.arange(len(x))})
 
 
+def _sum(p: Tensor) -> Tensor:
+    return p.sum(-1, keepdim=True)
+
+
+def _accumulated(start: Tensor, a: Tensor, b: Tensor, stored: Stored, terms: int) -> Tensor:
+    """`start + a b`, stored after so many terms each."""
+    for i in range(0, a.shape[-1], terms):
+        start = stored(start + a[..., i : i + terms] @ b[..., i : i + terms, :])
+    return start
+
+
+def _for(function: Change) -> Change:
+    """A function in place of another."""
+    return lambda _: function
+
+
+def _of_pair(function: Callable[..., Any]) -> Change:
+    return lambda x: function(*x)
+
+
+def _one_of_group(numbers: Tensor, number: int) -> Tensor:
+    return (numbers == number % (numbers.max() + 1)).double()
+
+
+def _by_keys(p: Tensor, stored: Stored, terms: int = 1) -> Tensor:
+    return _accumulated(torch.zeros(()), p, torch.ones(p.shape[-1], 1, dtype=p.dtype), stored, terms)
+
+
+def _by_pairs(p: Tensor, stored: Stored) -> Tensor:
+    """The sum as a tree of neighbours, each sum stored."""
+    p = stored(p)
+    while p.shape[-1] > 1:
+        p = stored(pad(p, (0, p.shape[-1] % 2)).unflatten(-1, (-1, 2)).sum(-1))
+    return p
+
+
+def _accumulations() -> Iterator[Candidate]:
+    """Sums that are stored within a tile, after each term or after so many as one instruction adds."""
+    for stored in (Stored(BF16), Stored(FP16), Stored(TF32, rounding=Rounding.TOWARD_ZERO)):
+        for terms, every in {1: "every key", 16: "every 16 keys", 32: "every 32 keys"}.items():
+            change = partial(_accumulated, stored=stored, terms=terms)
+            name, title = f"accumulator={stored} after {every}", f"the accumulator in {stored} after {every}"
+            yield Candidate(name, title, {"the accumulator of a few keys": _of_pair(change)})
+        for terms in (8, 16):
+            dot = partial(_accumulated, torch.zeros(()), stored=stored, terms=terms)
+            yield Candidate(
+                f"scores={stored} by {terms}", f"scores in {stored} after every {terms} columns", {"product": _for(dot)}
+            )
+        one_by_one = partial(_by_keys, stored=stored)
+        yield Candidate(f"row_sum={stored} by keys", f"the row sum in {stored} after every key", {"sum": _for(one_by_one)})
+        by_pairs = partial(_by_pairs, stored=stored)
+        yield Candidate(f"row_sum={stored} by pairs", f"the row sum in {stored}, added by pairs", {"sum": _for(by_pairs)})
+
+
+_SCALES = {"token": (-1,), "tile": (-2, -1), "column": (-3, -2), "head": (-3, -2, -1)}
+"""Of what a quantised input has a scale each, and the dimensions of tiles over which the largest number gives it."""
+
+
+def _quantised(x: Tensor, bc: int, fmt: Format, dims: tuple[int, ...]) -> Tensor:
+    """Tokens, in tiles of `bc`, in a format of 8 bits, whose largest number is the largest of all that have one scale."""
+    tokens, cast = x.shape[-2], Cast(fmt, overflow=Overflow.SATURATE)
+    tiles = pad(x, (0, 0, 0, -tokens % min(bc, tokens))).unflatten(-2, (-1, min(bc, tokens)))
+    scale = (tiles.abs().amax(dims, keepdim=True) / fmt.max).clamp(min=1e-30)
+    return (cast(tiles / scale) * scale).flatten(-3, -2)[..., :tokens, :]
+
+
+def _unscaled(stored: Stored, x: Tensor, bc: int) -> Tensor:
+    return stored(x)
+
+
+def _inputs(*tensors: tuple[str, ...]) -> Iterator[Candidate]:
+    """Inputs in 8 bits."""
+    for names, fmt, scale in itertools.product(tensors, (E4M3FN, E5M2, INT8), _SCALES):
+        sides = dict.fromkeys(names, _SCALES[scale])
+        if scale == "tile" and len(names) > 1:
+            sides["q"] = _SCALES["head"]  # the tiles of queries are large, and the problems are not
+        places = {f"the {name} that is read": _of_pair(partial(_quantised, fmt=fmt, dims=dims)) for name, dims in sides.items()}
+        title = f"{' and '.join(names)} in {_NAMES[fmt]} with a scale of each {scale}"
+        yield Candidate(f"{'+'.join(names)}={_NAMES[fmt]} by {scale}", title, places)
+    for names, fmt in itertools.product(tensors, (E4M3FN, E5M2)):
+        change = _of_pair(partial(_unscaled, Stored(fmt)))
+        places = {f"the {name} that is read": change for name in names}
+        yield Candidate(f"{'+'.join(names)}={_NAMES[fmt]}", f"{' and '.join(names)} in {_NAMES[fmt]}", places)
+
+
+def _centred(x: tuple[Tensor, int]) -> Tensor:
+    mean = x[0].mean(-2, keepdim=True)
+    return mean + Stored(BF16)(x[0] - mean)
+
+
 def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
     """A tensor with a number in one place of a dimension, if that is so long."""
     return x if place >= x.shape[dim] else x.index_fill(dim, torch.tensor(place % x.shape[dim]), value)
+
+
+def _shares(x: Tensor) -> Tensor:
+    return x / x.sum(0).masked_fill(x.sum(0) == 0, 1.0)
 
 
 def _late(v: Tensor, tile: int) -> Tensor:
@@ -403,17 +532,34 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     for each in (Candidate("sum_over=probabilities", "the rounded P"), *(each for each in of_p if not each.permitted)):
         yield Candidate(f"{each.name} of the sum too", f"{each.title}, of which l is the sum", {**each.changes, **over})
     yield from _results(declared)
-    for place in ("q in base 2", "scaled q", "scaled q in base 2"):
-        yield _stored("scale_on", place, Stored(declared.output.to))
     yield from (each for degree in (2, 3, 4) for each in by_polynomial(EXP2_MINIMAX[degree]))
+    yield from (_by_table(2**bits) for bits in range(4, 9))
     yield from _mask_faults()
+    yield from _accumulations()
+    yield from _inputs(("q",), ("k",), ("v",), ("q", "k"), ("q", "k", "v"))
+    yield Candidate("k=less its mean", "k less its mean in BF16", {"the k that is read": _centred})
     for name, title, place, change in (
         ("maximum stale", "a maximum that stays that of the first tile", "threshold", lambda _: math.inf),
+        (
+            "maximum late",
+            "P with the maximum of the tile before",
+            "the m of P",
+            lambda x: torch.cat([x[..., :1], x[..., :-1]], -1),
+        ),
+        ("rescales of l missed", "every rescale of the row sum missed", "alpha of l", torch.ones_like),
+        ("rescales missed", "every rescale of the accumulator missed", "alpha of O", torch.ones_like),
+        ("rescales of both missed", "every rescale missed", "alpha", torch.ones_like),
         ("lse base 2", "an LSE in base 2", "the LSE", lambda x: x * LOG2_E),
         ("lse scaled", "an LSE times log 2", "the LSE", lambda x: x / LOG2_E),
         ("last head zero", "a last head that is not computed", "all results", lambda x: _with(x, 1, -1, 0.0)),
         ("padding counted", "padding of the last tile counted in the row sum", "padding of tiles", lambda _: 0.0),
         ("tile dropped", "a last tile left out", "tiles of scores", lambda x: _with(x, -2, -1, NEVER)),
+        (
+            "splits in base 2",
+            "splits weighed by 2 to the power of their LSE",
+            "weights of splits",
+            lambda x: _shares(x ** math.log(2)),
+        ),
         ("splits unweighed", "splits averaged without their LSE", "weights of splits", lambda x: torch.full_like(x, 1 / len(x))),
     ):
         yield Candidate(name, title, {place: change})
@@ -441,14 +587,26 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _results(declared)
     yield from (next(by_polynomial(EXP2_MINIMAX[degree])) for degree in (2, 3, 4))
     yield from _mask_faults()
-    for name, title, place, change in (
+    yield from _inputs(("q",), ("k",), ("v",), ("do",), ("q", "k"))
+    for stored, terms in itertools.product((Stored(BF16), Stored(FP16)), (1, 16)):
+        name, change = f"{stored} after every {terms} columns", partial(_by_keys, stored=stored, terms=terms)
+        yield Candidate(f"delta={name}", f"delta in {name}", {"sum": _for(change)})
+    dropped: Change = lambda starts: starts[:-1] or starts  # noqa: E731
+    for names, tokens in ((("dq",), "keys"), (("dk", "dv"), "queries")):
+        yield Candidate(
+            f"last {tokens}", f"a last tile of {tokens} left out", {f"the tiles of {name}": dropped for name in names}
+        )
+    for number, word in {0: "first", -1: "last"}.items():
+        of_one = partial(_one_of_group, number=number)
+        yield Candidate(f"group={word}", f"dk and dv of the {word} head of a group alone", {"heads of a group": _for(of_one)})
+    for name, title, place, faulty in (
         ("delta omitted", "dS without delta", "delta", lambda x: 0 * x),
         ("delta added", "delta added to dP", "delta", lambda x: -x),
         ("lse in base 2", "an LSE that is taken for one in base 2", "the LSE that is read", lambda x: x / LOG2_E),
         ("lse scaled", "an LSE times log2 e", "the LSE that is read", lambda x: x * LOG2_E),
         ("dk and dv exchanged", "dk and dv exchanged", "dk and dv", lambda pair: pair[::-1]),
     ):
-        yield Candidate(name, title, {place: change})
+        yield Candidate(name, title, {place: faulty})
     for each in ("dq", "dk"):
         yield Candidate(f"{each} unscaled", f"{each} without the scale", {f"scale of {each}": lambda _: 1.0})
         yield Candidate(f"{each} scaled twice", f"{each} with the scale twice", {f"scale of {each}": lambda scale: scale**2})
@@ -456,7 +614,7 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
 
 def _forward_emulated(inputs: Inputs, policy: Precision, layout: Layout) -> Outputs:
     """What tiled attention returns, in FP32 as kernels work; of whole rows a simulation."""
-    if layout.divided:
+    if layout.divided or layout.whole:
         return Simulation(inputs, policy, layout, {}).forward()
     softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=layout.lazy / math.log(2))
     q, k, v = (x.to(policy.carrier) for x in inputs.qkv)
@@ -476,7 +634,7 @@ def _with_saved(inputs: Inputs, precision: str) -> Inputs:
 
 
 _USUAL = tuple(Layout(bc, reverse) for bc in (32, 64, 128) for reverse in (False, True))  # of the kernels that ship
-ONE_TILE = tuple(Layout(16, divided=divided) for divided in (False, True))
+ONE_TILE = (Layout(16), Layout(16, divided=True), Layout(16, whole=True))
 """In which rows of few keys are as in any other layout."""
 _SIZES = (*range(16, 257, 16), 512)
 UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(divided=True), Layout())
@@ -485,9 +643,10 @@ SPLIT = tuple(Layout(bc, splits=splits) for bc in _SIZES[:8] for splits in range
 
 
 def variants(layout: Layout) -> Iterator[Layout]:
-    """Layouts that are like one but for the order, the evenness of splits, and lazy rescales."""
-    for reverse, even, lazy in itertools.product((False, True), (False, True) if layout.splits > 1 else (False,), (0.0, LAZY)):
-        yield replace(layout, reverse=reverse, even=even, lazy=lazy)
+    """Layouts that are like one but for the order, the evenness of splits, and lazy rescales or whole maxima."""
+    maxima: tuple[dict[str, Any], ...] = ({}, {"lazy": LAZY}, {"whole": True})
+    for reverse, even, maximum in itertools.product((False, True), (False, True) if layout.splits > 1 else (False,), maxima):
+        yield replace(layout, reverse=reverse, even=even, **{"lazy": 0.0, "whole": False} | maximum)
 
 
 @dataclass(frozen=True)
@@ -521,7 +680,10 @@ FORWARD = Pass(
     policy=Precision.parse,
     prepare=lambda inputs, precision: inputs,
     golden=lambda inputs: Exact()(*inputs.qkv, inputs.mask, inputs.scale).tensors(),
-    usual=(*_USUAL, *(replace(each, lazy=LAZY) for each in _USUAL), Layout(64, splits=4, even=True), Layout(divided=True)),
+    usual=(
+        *(*_USUAL, *(replace(each, lazy=LAZY) for each in _USUAL), Layout(64, splits=4, even=True)),
+        *(Layout(divided=True), Layout(64, whole=True)),
+    ),
     emulated=_forward_emulated,
     simulated=Simulation.forward,
     catalogue=_forward_catalogue,

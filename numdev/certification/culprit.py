@@ -24,6 +24,7 @@ from numdev.certification.candidates import (
     BACKWARD,
     DECLARED,
     FORWARD,
+    OF_SUMS,
     ONE_TILE,
     Candidate,
     Layout,
@@ -42,7 +43,7 @@ _HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate l
 _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
-_WIDE, _VARIED = 20, 6  # candidates that are tried in every layout, and layouts whose variants are tried
+_WIDE, _VARIED = 30, 6  # candidates that are tried in every layout, and layouts whose variants are tried
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED = 0.75  # share of the error of each output that errs
 _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
@@ -230,7 +231,7 @@ class Search:
 
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first."""
-        views, layouts = self.in_one_tile or self.few, ONE_TILE if self.of_pass is FORWARD else ONE_TILE[:1]
+        views, layouts = self.in_one_tile or self.few, ONE_TILE[: None if self.of_pass is FORWARD else 1]
         ranked = self.best(product([*self.catalogue, *self.scales(views)], layouts), views)
         if not self.is_settled(ranked[0], views):
             ranked = self.best([*ranked, *product([*self.factors(views), *self.polynomials(views)], layouts)], views)
@@ -238,12 +239,15 @@ class Search:
         if self.in_one_tile and self.score(ranked[0], views) > _HOPELESS:
             return ranked
         pool, alike = (dict.fromkeys(each for each, _ in self.within(ranked, views, margin)) for margin in (_POOL, _ALIKE))
-        by_places = {(each.step, *each.changes): each for each in reversed(alike)}
+        at = Layout(2 * _FEW_KEYS, splits=3) if self.of_pass is FORWARD else Layout(2 * _FEW_KEYS)
+        same = self.score((DECLARED, at), self.broad)  # of candidates without effect on these cases
+        alike = {each: None for each in alike if each is DECLARED or self.score((each, at), self.broad) != same}
+        by_places = {(each.step, *each.changes, "truncated" in each.name): each for each in reversed(alike)}
         wide = [each for each in alike if each in by_places.values()][:_WIDE]
         if self.of_pass is BACKWARD:  # only sums depend on the layout
             if self.is_settled(ranked[0], views):
                 return ranked
-            sums = {f"the {what} of {name}" for name in self.errs or self.outputs for what in ("running sum", "products")}
+            sums = {f"the {what} of {name}" for name in self.errs or self.outputs for what in OF_SUMS}
             pool = dict.fromkeys(each for each in self.catalogue if each.changes.keys() & sums)
             wide = list(pool)
         for layouts in self.of_pass.layouts[: 2 if self.errs else 1]:

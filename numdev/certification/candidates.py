@@ -368,10 +368,10 @@ def _results(declared: Any) -> Iterator[Candidate]:
         yield Candidate(f"output={_NAMES[fmt]} by {scale}", title, {"the output": change})
 
 
-def _by_table(entries: int) -> Candidate:
-    """2^f, of f to the nearest of so many in 1."""
-    change = _for(lambda x: torch.exp2((x * (LOG2_E * entries)).round() / entries))
-    return Candidate(f"exp=table of {entries}", f"an exponential from a table of {entries} entries", {"exp": change})
+def _by_table(entries: int, index: Change, name: str) -> Candidate:
+    """2^f, of f to one of so many in 1."""
+    change = _for(lambda x: torch.exp2(index(x * (LOG2_E * entries)) / entries))
+    return Candidate(f"exp=table of {entries}{name}", f"an exponential from a table of {entries} entries{name}", {"exp": change})
 
 
 def by_polynomial(coefficients: tuple[float, ...], *, fitted: bool = False) -> Iterator[Candidate]:
@@ -514,8 +514,11 @@ def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
     return x if place >= x.shape[dim] else x.index_fill(dim, torch.tensor(place % x.shape[dim]), value)
 
 
-def _shares(x: Tensor) -> Tensor:
-    return x / x.sum(0).masked_fill(x.sum(0) == 0, 1.0)
+def _shares(weights: Tensor, stored: Change = lambda x: x) -> Tensor:
+    """Weights of splits, the largest of them 1 before they are stored, over their sum."""
+    most = weights.amax(0)
+    x = stored(weights / most.masked_fill(most == 0, 1.0))
+    return x / x.sum(0).masked_fill(most == 0, 1.0)
 
 
 def _late(v: Tensor, tile: int) -> Tensor:
@@ -533,10 +536,15 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield Candidate(f"{each.name} of the sum too", f"{each.title}, of which l is the sum", {**each.changes, **over})
     yield from _results(declared)
     yield from (each for degree in (2, 3, 4) for each in by_polynomial(EXP2_MINIMAX[degree]))
-    yield from (_by_table(2**bits) for bits in range(4, 9))
+    for bits in range(4, 9):
+        yield _by_table(2**bits, torch.round, "")
+        yield _by_table(2**bits, torch.floor, ", truncated")
     yield from _mask_faults()
     yield from _accumulations()
     yield from _inputs(("q",), ("k",), ("v",), ("q", "k"), ("q", "k", "v"))
+    for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
+        title = f"weights of splits in {stored}, divided by their sum"
+        yield Candidate(f"splits={stored} of shares", title, {"weights of splits": partial(_shares, stored=stored)})
     yield Candidate("k=less its mean", "k less its mean in BF16", {"the k that is read": _centred})
     for name, title, place, change in (
         ("maximum stale", "a maximum that stays that of the first tile", "threshold", lambda _: math.inf),

@@ -179,6 +179,14 @@ def stale_delta(out: Tensor, do: Tensor) -> Tensor:
     return torch.where(torch.arange(delta.shape[2])[:, None] % 16 == 15, delta.roll(1, 2), delta)
 
 
+def by_columns(out: Tensor, do: Tensor) -> Tensor:
+    """delta, rounded after every 16 columns."""
+    delta = torch.zeros_like(out[..., :1])
+    for terms in (out * do).split(16, -1):
+        delta = bf16(delta + terms.sum(-1, keepdim=True))
+    return delta
+
+
 def all_but_last(count: int, side: int) -> list[tuple[int, int]]:
     return spans(count, side)[: max(1, count // side)]
 
@@ -209,6 +217,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "products of dV in BF16": (FlashGradients(16, 144, dv_part=bf16), "dv"),
     "delta in BF16": (G2.but(delta=lambda out, do: bf16((out * do).sum(-1, keepdim=True))), "delta"),
     "delta of products in BF16": (G.but(delta=lambda out, do: bf16(out * do).sum(-1, keepdim=True)), "delta"),
+    "delta in BF16 by 16": (G.but(delta=by_columns), "delta"),
     "dP in BF16": (G.but(dp=bf16), "dp"),
     "dP in E4M3": (G.but(dp=e4m3), "dp"),
     "dP - delta in BF16": (G2.but(difference=lambda dp, delta: bf16(dp - delta)), "difference"),

@@ -148,7 +148,8 @@ class Flash:
         each = math.ceil(len(tiles) / self.splits)
         parts = [tiles[start : start + each] for start in range(0, len(tiles), each)]
         states = [self.part(*self.split(q, k, v, seen, part[::-1] if self.reverse else part, scale)) for part in parts]
-        out, lse = states[0] if len(states) == 1 else (self.merge or merged)(*map(torch.stack, zip(*states, strict=True)))
+        outs, lses = map(torch.stack, zip(*states, strict=True))
+        out, lse = states[0] if len(states) == 1 else (self.merge or merged)(outs, lses)
         return self.out(out), lse.squeeze(-1)
 
     def split(
@@ -176,10 +177,10 @@ class Flash:
         return (o if self.normalised else self.divide(o, total.masked_fill(total == 0, 1.0))), lse
 
 
-def merged(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def merged(outs: Tensor, lses: Tensor, stored: Step = same) -> tuple[Tensor, Tensor]:
     """The output of all keys from those of parts, weighed by the sums of their exponentials (FlashDecoding)."""
     most = lses.amax(0)
-    weights = (lses - most.masked_fill(most == _NEVER, 0.0)).exp()
+    weights = stored((lses - most.masked_fill(most == _NEVER, 0.0)).exp())
     total = weights.sum(0)
     return (weights * outs).sum(0) / total.masked_fill(total == 0, 1.0), most.masked_fill(most == _NEVER, 0.0) + total.log()
 
@@ -286,6 +287,31 @@ def four_bits(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, (k / step).round() * step, v
 
 
+def quantised(names: str, most: float, stored: Step, dim: int) -> Step:
+    """Inputs of which the largest number over a dimension becomes the largest of the format."""
+
+    def load(*qkv: Tensor) -> tuple[Tensor, ...]:
+        scales = [x.abs().amax(dim, keepdim=True).clamp(min=1e-30) / most for x in qkv]
+        return tuple(stored(x / y) * y if name in names else x for name, x, y in zip("qkv", qkv, scales, strict=True))
+
+    return load
+
+
+def less_its_mean(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """SageAttention's smoothing of K, whose mean changes the LSE alone."""
+    mean = k.mean(2, keepdim=True)
+    return q, bf16(k - mean) + mean, v
+
+
+def by_pairs(p: Tensor) -> Tensor:
+    """The sum of the numbers of a row, as a tree in BF16."""
+    p = bf16(p)
+    while p.shape[-1] > 1:
+        p = torch.nn.functional.pad(p, (0, p.shape[-1] % 2))
+        p = bf16(p[..., ::2] + p[..., 1::2])
+    return p
+
+
 def mixed_tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, 0.98 * v + 0.02 * v.roll(1, 2)
 
@@ -375,6 +401,7 @@ CORRECT: dict[str, Step] = {
     "two passes": two_passes,
     "whole rows, FP32": Rows(),
     "whole rows, P before its division": Flash(1 << 20),
+    "whole maxima, 48": Flash(48, base2=True, top=lambda m, s: torch.maximum(m, s.amax(-1, keepdim=True).ceil())),
     "reciprocal": Flash(208, divide=lambda o, total: o * (1 / total)),
 }
 """Kernels that differ in all that a policy leaves open."""
@@ -409,6 +436,13 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "S - m in BF16": (Flash(144, exp=lambda x: torch.exp(bf16(x))), "exp"),
     "2^x of degree 2": (Flash(112, base2=True, exp=exp_of_degree(1.0, 0.65571, 0.34429)), "exp"),
     "2^x of degree 3": (Flash(160, base2=True, exp=exp_of_degree(1.0, 0.6951, 0.2276, 0.0773)), "exp"),
+    "2^x of a table": (Flash(112, base2=True, exp=table_of(64)), "exp"),
+    "V in E4M3 by columns": (Flash(96, load=quantised("v", 448.0, e4m3, -2)), "^v="),
+    "K in INT8 by tokens": (Flash(80, base2=True, load=quantised("k", 127.0, torch.round, -1)), "^k="),
+    "Q and K in INT8 by tokens": (Flash(144, load=quantised("qk", 127.0, torch.round, -1)), "^q.k="),
+    "K less its mean": (Flash(64, reverse=True, load=less_its_mean), "^k="),
+    "l by pairs": (Flash(128, summand=by_pairs), "row_sum"),
+    "weights of splits in BF16": (Flash(32, splits=5, merge=partial(merged, stored=bf16)), "split"),
     "alpha in BF16, 48": (Flash(48, alpha=lambda f: bf16(f[-1]), sum_alpha=lambda f: bf16(f[-1])), "rescale"),
     "alpha of O in BF16, 32": (Flash(32, reverse=True, alpha=lambda f: bf16(f[-1])), "rescale"),
     "alpha in FP16, 112": (B2.but(alpha=lambda f: fp16(f[-1]), sum_alpha=lambda f: fp16(f[-1])), "rescale"),
@@ -489,7 +523,6 @@ OUTSIDE: dict[str, Step] = {
     "linear bias": Flash(1 << 20, scores=linear_bias),
     "temperature by head": B2.but(load=per_head_temperature),
     "Schraudolph's exponential": Flash(80, base2=True, exp=schraudolph),
-    "exponential of a table": Flash(112, base2=True, exp=table_of(64)),
     "output times 0.99": F.but(out=lambda x: (0.99 * x).bfloat16()),
 }
 """Faults that surely no catalogue has, so that a name would be wrong."""

@@ -107,7 +107,7 @@ class Candidate:
 
     Attributes:
         name: for programs, such as `row_sum=BF16`; before = stands the step.
-        title: for people, to follow "errs as" and "does": `the row sum in BF16`.
+        title: for people, to follow "errs as with": `the row sum in BF16`.
         changes: what happens in which places of `Simulation`.
         permitted: whether a kernel of the declared policy may compute so.
         fitted: to one kernel, so that its predictions serve no other.

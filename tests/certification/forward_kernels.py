@@ -180,9 +180,10 @@ class Flash:
 def merged(outs: Tensor, lses: Tensor, stored: Step = same) -> tuple[Tensor, Tensor]:
     """The output of all keys from those of parts, weighed by the sums of their exponentials (FlashDecoding)."""
     most = lses.amax(0)
-    weights = stored((lses - most.masked_fill(most == _NEVER, 0.0)).exp())
-    total = weights.sum(0)
-    return (weights * outs).sum(0) / total.masked_fill(total == 0, 1.0), most.masked_fill(most == _NEVER, 0.0) + total.log()
+    exact = (lses - most.masked_fill(most == _NEVER, 0.0)).exp()
+    weights = stored(exact)
+    out = (weights * outs).sum(0) / weights.sum(0).masked_fill(most == _NEVER, 1.0)
+    return out, most.masked_fill(most == _NEVER, 0.0) + exact.sum(0).log()
 
 
 @dataclass(frozen=True)

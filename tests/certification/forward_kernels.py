@@ -443,7 +443,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "Q and K in INT8 by tokens": (Flash(144, load=quantised("qk", 127.0, torch.round, -1)), "^q.k="),
     "K less its mean": (Flash(64, reverse=True, load=less_its_mean), "^k="),
     "l by pairs": (Flash(128, summand=by_pairs), "row_sum"),
-    "weights of splits in BF16": (Flash(32, splits=5, merge=partial(merged, stored=bf16)), "split"),
+    "weights of splits truncated": (Flash(32, splits=5, merge=partial(merged, stored=truncated)), "split"),
     "alpha in BF16, 48": (Flash(48, alpha=lambda f: bf16(f[-1]), sum_alpha=lambda f: bf16(f[-1])), "rescale"),
     "alpha of O in BF16, 32": (Flash(32, reverse=True, alpha=lambda f: bf16(f[-1])), "rescale"),
     "alpha in FP16, 112": (B2.but(alpha=lambda f: fp16(f[-1]), sum_alpha=lambda f: fp16(f[-1])), "rescale"),

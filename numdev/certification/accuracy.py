@@ -11,6 +11,7 @@ import io
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -37,6 +38,8 @@ _LSE_FLOOR = 2.0**-19
 _ROWS = 96  # of each head, in which predictions are kept
 _FLOOR_OF_ZEROS = 30.0  # times the permitted error, so that four times that passes where golden is 0 throughout
 _MOST_SEEDS = 1000
+_MOST_BYTES = 1 << 32  # of all predictions that are kept
+_PAGES = f"{'[0-9a-f]' * 32}.pt"  # names of their files
 DECIDES = 3.0
 """Times the permitted error that zeros have to err, for a case to tell a kernel from zeros."""
 Page = dict[str, Outputs]
@@ -99,13 +102,19 @@ class Predictions:
         return self._pages[name][0]
 
     def save(self) -> None:
-        """Keep new predictions for other kernels."""
+        """Keep new predictions for other kernels; the oldest go where all exceed 4 GiB."""
         for name, (page, saved) in self._pages.items():
             path, data = self._path(name), io.BytesIO()
             if path is not None and len(page) > saved:
                 torch.save(page, data)
                 write_atomically(path, data.getvalue())
                 self._pages[name] = page, len(page)
+        room = _MOST_BYTES
+        with suppress(OSError):  # another process may remove them too
+            for path in sorted(self.folder.glob(_PAGES) if self.folder else (), key=lambda each: -each.stat().st_mtime):
+                room -= path.stat().st_size
+                if room < 0:
+                    path.unlink()
 
     def _path(self, name: str) -> Path | None:
         config = {"policy": str(self.policy), "head_dim": self.head_dim, "name": name}

@@ -110,7 +110,7 @@ class Candidate:
         title: for people, to follow "errs as with": `the row sum in BF16`.
         changes: what happens in which places of `Simulation`.
         permitted: whether a kernel of the declared policy may compute so.
-        fitted: to one kernel, so that its predictions serve no other.
+        fitted: to one kernel, or two at once, so that its predictions hardly serve another and are not kept.
     """
 
     name: str
@@ -144,7 +144,7 @@ class Candidate:
         if self.changes.keys() & other.changes.keys():
             return None
         names, changes = (f"{self.name} and {other.name}", f"{self.title} and {other.title}"), {**self.changes, **other.changes}
-        return Candidate(*names, changes, self.permitted and other.permitted, self.fitted or other.fitted)
+        return Candidate(*names, changes, self.permitted and other.permitted, fitted=True)
 
 
 DECLARED = Candidate("declared", "the declared policy", permitted=True)

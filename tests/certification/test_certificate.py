@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from experiments.certify_power import FAULTS
 from numdev.attention.mask import Mask
-from numdev.certification.accuracy import Verdict
+from numdev.certification.accuracy import Predictions, Verdict
 from numdev.certification.certificate import Certificate, certify
 from numdev.certification.probes import PROBES
 from numdev.errors import BadInput, Unsupported
@@ -269,3 +270,13 @@ def test_a_kernel_that_refuses_every_input_is_unsupported(certified: Certifier, 
 def test_probes_alone_decide(certified: Certifier) -> None:
     certificate = certified(Flash(64), ("same bits",))
     assert (certificate.verdict, certificate.sentence()) == (Verdict.PASS, "Every probe holds.")
+
+
+def test_the_oldest_predictions_go_where_all_exceed_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, old, new = (tmp_path / f"{name}.pt" for name in ("model", "a" * 32, "b" * 32))
+    for seconds, path in enumerate((mine, old, new)):
+        path.write_bytes(bytes(600))
+        os.utime(path, (seconds, seconds))
+    monkeypatch.setattr("numdev.certification.accuracy._MOST_BYTES", 1000)
+    Predictions("kernel_bf16", folder=tmp_path).save()
+    assert [mine.exists(), old.exists(), new.exists()] == [True, False, True]

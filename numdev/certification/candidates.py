@@ -31,7 +31,7 @@ from numdev.attention.tiling import Order, Tiling
 from numdev.certification.cases import Inputs
 
 Outputs = dict[str, Tensor]
-Change = Callable[[Any], Any]
+Change = Callable[..., Any]
 OF_KEYS = ("k", "v", "dk", "dv")
 """Tensors that have the heads and the tokens of k; others have those of q."""
 OF_SUMS = ("running sum", "products", "tiles")
@@ -165,6 +165,10 @@ class Simulation:
         binary = self.changes.get(f"{place} in base 2")
         return x if binary is None else binary(x * LOG2_E) / LOG2_E
 
+    def by(self, name: str, usual: Change) -> Change:
+        """A function, or that which the candidate has in its place."""
+        return self.changes.get(name, usual)
+
     def _stored(self, step: str, x: Tensor) -> Tensor:
         """A result that the policy rounds, unless the candidate has another format for it."""
         place = _OF_POLICY[step]
@@ -178,19 +182,19 @@ class Simulation:
     def _qkv(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, and k and v of each head of q."""
         q, k, v = (x.double() for x in self.inputs.qkv)
-        clean = self.at("padding", self.inputs.mask.without_padding)
+        clean = self.by("padding", self.inputs.mask.without_padding)
         return self._read("q", q), self._read("k", clean(k))[:, self._heads], self._read("v", clean(v))[:, self._heads]
 
     def _read(self, name: str, x: Tensor) -> Tensor:
         """An input, which a kernel may store in another format, with a scale of each tile too."""
-        change = self.changes.get(f"the {name} that is read")
-        return x if change is None else change((x, self.layout.bc))
+        read: Tensor = self.by(f"the {name} that is read", lambda x, bc: x)(x, self.layout.bc)
+        return read
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """`scale Q K^T`, and -inf where a query does not see a key."""
         mask, (queries, keys), scale = self.inputs.mask, self.inputs.sizes, self.at("scale", self.inputs.scale)
         q, k = self.at("scaled q", self.at("q", q) * scale), self.at("scaled k", k * scale) / scale
-        s = self.at("product", torch.matmul)(q, k.mT) / scale
+        s = self.by("product", torch.matmul)(q, k.mT) / scale
         s = self.at("scaled scores", self.at("scores", s) * scale)
         position, key = self.at("position", torch.arange(queries)[:, None] + (keys - queries)), torch.arange(keys)
         hidden = torch.zeros(1, 1, queries, keys, dtype=torch.bool)
@@ -230,21 +234,21 @@ class Simulation:
         )
         shift = m.masked_fill(m == NEVER, 0.0)
         falls = self.at("the fall of m", pad(self.at("the maximum that is kept", m[..., :-1]), (1, 0), value=NEVER) - shift)
-        alpha = self.at("alpha", self.at("exp of alpha", torch.exp)(falls))
+        alpha = self.at("alpha", self.by("exp of alpha", torch.exp)(falls))
         of_o, of_l = self.at("alpha of O", alpha), self.at("alpha of l", alpha)
-        p = self.at("exponentials", self.at("exp", torch.exp)(self.at("S - m", s - self.at("the m of P", shift)[..., None])))
+        p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", s - self.at("the m of P", shift)[..., None])))
         divisor = self.at("the row sum", p.sum(-1, keepdim=True)).clamp(min=1e-300) if self.layout.divided else torch.ones(())
         p, stored = self.at("terms of l", (p, self._stored("probabilities", p / divisor) * divisor))
         sums, products = (
-            self.at("the row sum of each tile", self.at("sum", _sum)(p)),
+            self.at("the row sum of each tile", self.by("sum", _sum)(p)),
             self.at("the product P V", stored.transpose(2, 3) @ v),
         )
         total, o = torch.zeros_like(sums[..., 0, :]), torch.zeros_like(products[:, :, 0])
         for tile in range(s.shape[-2]):
             total = self.at("the row sum", of_l[..., tile, None] * total + sums[..., tile, :])
             rescaled = self.at("the rescaled accumulator", of_o[..., tile, None] * o)
-            if "the accumulator of a few keys" in self.changes:
-                o = self.changes["the accumulator of a few keys"]((rescaled, stored[..., tile, :], v[..., tile, :, :]))
+            if "the sum of P V" in self.changes:
+                o = self.changes["the sum of P V"](rescaled, stored[..., tile, :], v[..., tile, :, :])
             else:
                 o = self.at("the accumulator", rescaled + products[:, :, tile])
             if "the accumulator divided in every tile" in self.changes:
@@ -268,10 +272,10 @@ class Simulation:
         """The gradients, from the O and the LSE that were saved."""
         (q, k, v), do, lse = self._qkv(), self._read("do", self.inputs["do"].double()), self.inputs["lse"].double()[..., None]
         below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
-        p = self.at("exponentials", self.at("exp", torch.exp)(self.at("S - m", below)))
+        p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
         dp = self.at("dP", do @ v.mT)
         terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
-        delta = self.at("delta", self.at("sum", _sum)(terms))
+        delta = self.at("delta", self.by("sum", _sum)(terms))
         ds = p * self.at("dP - delta", dp - delta)
         if "P dP" in self.changes:
             ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
@@ -298,7 +302,7 @@ class Simulation:
         """The sums over the heads that share one of k and v."""
         gradient = self.at("dk and dv of each head", gradient) if self.inputs.group > 1 else gradient
         numbers = torch.arange(len(self._heads)) % self.inputs.group
-        gradient = gradient * self.at("heads of a group", torch.ones_like)(numbers)[:, None, None]
+        gradient = gradient * self.by("heads of a group", torch.ones_like)(numbers)[:, None, None]
         return torch.zeros_like(gradient[:, :: self.inputs.group]).index_add(1, self._heads, gradient)
 
 
@@ -370,16 +374,19 @@ def _results(declared: Any) -> Iterator[Candidate]:
 
 def _by_table(entries: int, index: Change, name: str) -> Candidate:
     """2^f, of f to one of so many in 1."""
-    change = _for(lambda x: torch.exp2(index(x * (LOG2_E * entries)) / entries))
-    return Candidate(f"exp=table of {entries}{name}", f"an exponential from a table of {entries} entries{name}", {"exp": change})
+
+    def exp(x: Tensor) -> Tensor:
+        return torch.exp2(index(x * (LOG2_E * entries)) / entries)
+
+    return Candidate(f"exp=table of {entries}{name}", f"an exponential from a table of {entries} entries{name}", {"exp": exp})
 
 
 def by_polynomial(coefficients: tuple[float, ...], *, fitted: bool = False) -> Iterator[Candidate]:
     """Exponentials by a polynomial of 2^f, of P alone or of alpha too."""
     name, title = f"exp=polynomial {coefficients}", f"an exponential by a polynomial of degree {len(coefficients) - 1}"
 
-    def exp(_: Change) -> Change:
-        return lambda x: exp2_polynomial(x * LOG2_E, coefficients)
+    def exp(x: Tensor) -> Tensor:
+        return exp2_polynomial(x * LOG2_E, coefficients)
 
     yield Candidate(name, title, {"exp": exp}, fitted=fitted)
     yield Candidate(f"{name} of alpha too", f"{title}, of alpha too", {"exp": exp, "exp of alpha": exp}, fitted=fitted)
@@ -410,7 +417,7 @@ def _mask_faults() -> Iterator[Candidate]:
     yield Candidate("limit=top left", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]})
     ignored: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
     lengths: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
-    read: dict[str, Change] = {"padding": lambda _: lambda x: x}
+    read: dict[str, Change] = {"padding": lambda x: x}
     yield Candidate("limit=none", "a causal limit that is ignored", {"limit": ignored["limit"]})
     yield Candidate("window=none", "a window that is ignored", {"window": ignored["window"]})
     yield Candidate("lengths=none", "padded keys that are read", lengths | read)
@@ -430,20 +437,11 @@ def _accumulated(start: Tensor, a: Tensor, b: Tensor, stored: Stored, terms: int
     return start
 
 
-def _for(function: Change) -> Change:
-    """A function in place of another."""
-    return lambda _: function
-
-
-def _of_pair(function: Callable[..., Any]) -> Change:
-    return lambda x: function(*x)
-
-
 def _one_of_group(numbers: Tensor, number: int) -> Tensor:
     return (numbers == number % (numbers.max() + 1)).double()
 
 
-def _by_keys(p: Tensor, stored: Stored, terms: int = 1) -> Tensor:
+def _in_turn(p: Tensor, stored: Stored, terms: int = 1) -> Tensor:
     return _accumulated(torch.zeros(()), p, torch.ones(p.shape[-1], 1, dtype=p.dtype), stored, terms)
 
 
@@ -459,18 +457,15 @@ def _accumulations() -> Iterator[Candidate]:
     """Sums that are stored within a tile, after each term or after so many as one instruction adds."""
     for stored in (Stored(BF16), Stored(FP16), Stored(TF32, rounding=Rounding.TOWARD_ZERO)):
         for terms, every in {1: "every key", 16: "every 16 keys", 32: "every 32 keys"}.items():
-            change = partial(_accumulated, stored=stored, terms=terms)
             name, title = f"accumulator={stored} after {every}", f"the accumulator in {stored} after {every}"
-            yield Candidate(name, title, {"the accumulator of a few keys": _of_pair(change)})
+            yield Candidate(name, title, {"the sum of P V": partial(_accumulated, stored=stored, terms=terms)})
         for terms in (8, 16):
-            dot = partial(_accumulated, torch.zeros(()), stored=stored, terms=terms)
-            yield Candidate(
-                f"scores={stored} by {terms}", f"scores in {stored} after every {terms} columns", {"product": _for(dot)}
-            )
-        one_by_one = partial(_by_keys, stored=stored)
-        yield Candidate(f"row_sum={stored} by keys", f"the row sum in {stored} after every key", {"sum": _for(one_by_one)})
-        by_pairs = partial(_by_pairs, stored=stored)
-        yield Candidate(f"row_sum={stored} by pairs", f"the row sum in {stored}, added by pairs", {"sum": _for(by_pairs)})
+            product = partial(_accumulated, torch.zeros(()), stored=stored, terms=terms)
+            name, title = f"scores={stored} by {terms}", f"scores in {stored} after every {terms} columns"
+            yield Candidate(name, title, {"product": product})
+        for name, title, function in (("keys", " after every key", _in_turn), ("pairs", ", added by pairs", _by_pairs)):
+            change = partial(function, stored=stored)
+            yield Candidate(f"row_sum={stored} by {name}", f"the row sum in {stored}{title}", {"sum": change})
 
 
 _SCALES = {"token": (-1,), "tile": (-2, -1), "column": (-3, -2), "head": (-3, -2, -1)}
@@ -485,28 +480,25 @@ def _quantised(x: Tensor, bc: int, fmt: Format, dims: tuple[int, ...]) -> Tensor
     return (cast(tiles / scale) * scale).flatten(-3, -2)[..., :tokens, :]
 
 
-def _unscaled(stored: Stored, x: Tensor, bc: int) -> Tensor:
-    return stored(x)
-
-
 def _inputs(*tensors: tuple[str, ...]) -> Iterator[Candidate]:
     """Inputs in 8 bits."""
     for names, fmt, scale in itertools.product(tensors, (E4M3FN, E5M2, INT8), _SCALES):
         sides = dict.fromkeys(names, _SCALES[scale])
         if scale == "tile" and len(names) > 1:
             sides["q"] = _SCALES["head"]  # the tiles of queries are large, and the problems are not
-        places = {f"the {name} that is read": _of_pair(partial(_quantised, fmt=fmt, dims=dims)) for name, dims in sides.items()}
+        places: dict[str, Change] = {
+            f"the {name} that is read": partial(_quantised, fmt=fmt, dims=dims) for name, dims in sides.items()
+        }
         title = f"{' and '.join(names)} in {_NAMES[fmt]} with a scale of each {scale}"
         yield Candidate(f"{'+'.join(names)}={_NAMES[fmt]} by {scale}", title, places)
-    for names, fmt in itertools.product(tensors, (E4M3FN, E5M2)):
-        change = _of_pair(partial(_unscaled, Stored(fmt)))
-        places = {f"the {name} that is read": change for name in names}
-        yield Candidate(f"{'+'.join(names)}={_NAMES[fmt]}", f"{' and '.join(names)} in {_NAMES[fmt]}", places)
+    for names, stored in itertools.product(tensors, (Stored(E4M3FN), Stored(E5M2))):
+        places = {f"the {name} that is read": lambda x, bc, stored=stored: stored(x) for name in names}
+        yield Candidate(f"{'+'.join(names)}={stored}", f"{' and '.join(names)} in {stored}", places)
 
 
-def _centred(x: tuple[Tensor, int]) -> Tensor:
-    mean = x[0].mean(-2, keepdim=True)
-    return mean + Stored(BF16)(x[0] - mean)
+def _centred(x: Tensor, bc: int) -> Tensor:
+    mean = x.mean(-2, keepdim=True)
+    return mean + Stored(BF16)(x - mean)
 
 
 def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
@@ -548,12 +540,7 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     yield Candidate("k=less its mean", "k less its mean in BF16", {"the k that is read": _centred})
     for name, title, place, change in (
         ("maximum stale", "a maximum that stays that of the first tile", "threshold", lambda _: math.inf),
-        (
-            "maximum late",
-            "P with the maximum of the tile before",
-            "the m of P",
-            lambda x: torch.cat([x[..., :1], x[..., :-1]], -1),
-        ),
+        ("maximum late", "P with the maximum of the tile before", "the m of P", lambda x: x[..., [0, *range(x.shape[-1] - 1)]]),
         ("rescales of l missed", "every rescale of the row sum missed", "alpha of l", torch.ones_like),
         ("rescales missed", "every rescale of the accumulator missed", "alpha of O", torch.ones_like),
         ("rescales of both missed", "every rescale missed", "alpha", torch.ones_like),
@@ -572,22 +559,10 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     ):
         yield Candidate(name, title, {place: change})
     for tile in range(1, _LATE):
-        for name, title, place, change in (
-            ("v late", "v of one tile read a key too early", "tiles of v", lambda x, tile=tile: _late(x, tile)),
-            (
-                "rescale missed",
-                "one rescale of the accumulator missed",
-                "alpha of O",
-                lambda x, tile=tile: _with(x, -1, tile, 1.0),
-            ),
-            (
-                "rescale of l missed",
-                "one rescale of the row sum missed",
-                "alpha of l",
-                lambda x, tile=tile: _with(x, -1, tile, 1.0),
-            ),
-        ):
-            yield Candidate(f"{name}={tile}", title, {place: change})
+        yield Candidate(f"v late={tile}", "v of one tile read a key too early", {"tiles of v": partial(_late, tile=tile)})
+        missed = partial(_with, dim=-1, place=tile, value=1.0)
+        yield Candidate(f"rescale missed={tile}", "one rescale of the accumulator missed", {"alpha of O": missed})
+        yield Candidate(f"rescale of l missed={tile}", "one rescale of the row sum missed", {"alpha of l": missed})
 
 
 def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
@@ -597,8 +572,8 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _mask_faults()
     yield from _inputs(("q",), ("k",), ("v",), ("do",), ("q", "k"))
     for stored, terms in itertools.product((Stored(BF16), Stored(FP16)), (1, 16)):
-        name, change = f"{stored} after every {terms} columns", partial(_by_keys, stored=stored, terms=terms)
-        yield Candidate(f"delta={name}", f"delta in {name}", {"sum": _for(change)})
+        name, delta = f"{stored} after every {terms} columns", partial(_in_turn, stored=stored, terms=terms)
+        yield Candidate(f"delta={name}", f"delta in {name}", {"sum": delta})
     dropped: Change = lambda starts: starts[:-1] or starts  # noqa: E731
     for names, tokens in ((("dq",), "keys"), (("dk", "dv"), "queries")):
         yield Candidate(
@@ -606,15 +581,15 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
         )
     for number, word in {0: "first", -1: "last"}.items():
         of_one = partial(_one_of_group, number=number)
-        yield Candidate(f"group={word}", f"dk and dv of the {word} head of a group alone", {"heads of a group": _for(of_one)})
-    for name, title, place, faulty in (
+        yield Candidate(f"group={word}", f"dk and dv of the {word} head of a group alone", {"heads of a group": of_one})
+    for name, title, place, change in (
         ("delta omitted", "dS without delta", "delta", lambda x: 0 * x),
         ("delta added", "delta added to dP", "delta", lambda x: -x),
         ("lse in base 2", "an LSE that is taken for one in base 2", "the LSE that is read", lambda x: x / LOG2_E),
         ("lse scaled", "an LSE times log2 e", "the LSE that is read", lambda x: x * LOG2_E),
         ("dk and dv exchanged", "dk and dv exchanged", "dk and dv", lambda pair: pair[::-1]),
     ):
-        yield Candidate(name, title, {place: faulty})
+        yield Candidate(name, title, {place: change})
     for each in ("dq", "dk"):
         yield Candidate(f"{each} unscaled", f"{each} without the scale", {f"scale of {each}": lambda _: 1.0})
         yield Candidate(f"{each} scaled twice", f"{each} with the scale twice", {f"scale of {each}": lambda scale: scale**2})

@@ -239,11 +239,11 @@ class Search:
         if self.in_one_tile and self.score(ranked[0], views) > _HOPELESS:
             return ranked
         pool, alike = (dict.fromkeys(each for each, _ in self.within(ranked, views, margin)) for margin in (_POOL, _ALIKE))
-        at = Layout(2 * _FEW_KEYS, splits=3) if self.of_pass is FORWARD else Layout(2 * _FEW_KEYS)
-        same = self.score((DECLARED, at), self.broad)  # of candidates without effect on these cases
-        alike = {each: None for each in alike if each is DECLARED or self.score((each, at), self.broad) != same}
-        by_places = {(each.step, *each.changes, "truncated" in each.name): each for each in reversed(alike)}
-        wide = [each for each in alike if each in by_places.values()][:_WIDE]
+        example = Layout(2 * _FEW_KEYS, splits=3 if self.of_pass is FORWARD else 1)
+        idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
+        acting = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
+        by_places = {(each.step, *each.changes, "truncated" in each.name): each for each in reversed(acting)}
+        wide = [each for each in acting if each in by_places.values()][:_WIDE]
         if self.of_pass is BACKWARD:  # only sums depend on the layout
             if self.is_settled(ranked[0], views):
                 return ranked

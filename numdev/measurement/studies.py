@@ -286,9 +286,12 @@ def _end_with_parent() -> None:
 
 
 def _measure(study: int, keys: Sequence[str]) -> dict[str, Ended]:
-    """Measure points of a study."""
+    """Measure points of a study. The pool would take the end of the worker for a result and let it wait for more."""
     points, bench, store = _WORK[study]
-    return {key: measured(points[key], bench, store, key, {}) for key in keys}
+    try:
+        return {key: measured(points[key], bench, store, key, {}) for key in keys}
+    except _Terminated:
+        os._exit(1)
 
 
 class Workers(ProcessPoolExecutor):
@@ -332,7 +335,8 @@ class Workers(ProcessPoolExecutor):
             self.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
-                process.join()
+                process.join(10)  # seconds in which it removes what it was writing
+                process.kill()  # where a destructor or a lock has swallowed the signal
             if isinstance(error, BrokenProcessPool):
                 hint = "the system ends processes where memory ends; use workers=1, or less memory. What is measured is kept"
                 raise NumdevError(f"workers: one of them was killed; {hint}") from None

@@ -302,22 +302,35 @@ class Quantised:
         return to(v, noise) if scale is None else self._round(v, to, scale, noise, is_q=False)
 
     def _round(self, x: torch.Tensor, to: Cast, scale: Scale, noise: Noise, *, is_q: bool) -> torch.Tensor:
-        batch, heads, tokens, _ = x.shape
-        if scale is Scale.TENSOR:
-            largest = x.abs().amax().expand(1, 1, 1, 1)
-        elif scale is Scale.ROW:
-            largest = x.abs().amax(-1, keepdim=True)
-        elif scale is Scale.CHANNEL:
-            largest = x.abs().amax(-2, keepdim=True)
-        else:
-            rows = self.block_q or self.block if is_q else self.block
-            group = _groups(tokens, rows, scale, is_q=is_q).to(x.device)
-            per_group = x.new_zeros(batch, heads, int(group.max()) + 1)
-            per_group.scatter_reduce_(-1, group.expand(batch, heads, tokens), x.abs().amax(-1), "amax")
-            largest = per_group[..., group][..., None]
-        top = to.to.max
-        factor = torch.where(largest > 0, largest / top, 1.0)
-        return to((x / factor).clamp(-top, top), noise) * factor  # the quotient's roundoff must not overflow
+        return round_shared(x, to, scale, self.block_q or self.block if is_q else self.block, noise, is_q=is_q)
+
+
+def round_shared(
+    x: Float[torch.Tensor, "batch heads tokens dim"],
+    to: Cast,
+    scale: Scale,
+    rows: int,
+    noise: Noise | None = None,
+    *,
+    is_q: bool = False,
+    whole: torch.Tensor | None = None,
+) -> Float[torch.Tensor, "batch heads tokens dim"]:
+    """`s to(x / s)`, with a scale for each `rows` of a block as in `Quantised`; that of a tensor is of `whole`, if given."""
+    batch, heads, tokens, _ = x.shape
+    if scale is Scale.TENSOR:
+        largest = (x if whole is None else whole).abs().amax().to(x).expand(1, 1, 1, 1)
+    elif scale is Scale.ROW:
+        largest = x.abs().amax(-1, keepdim=True)
+    elif scale is Scale.CHANNEL:
+        largest = x.abs().amax(-2, keepdim=True)
+    else:
+        group = _groups(tokens, rows, scale, is_q=is_q).to(x.device)
+        per_group = x.new_zeros(batch, heads, int(group.max()) + 1)
+        per_group.scatter_reduce_(-1, group.expand(batch, heads, tokens), x.abs().amax(-1), "amax")
+        largest = per_group[..., group][..., None]
+    top = to.to.max
+    factor = torch.where(largest > 0, largest / top, 1.0)
+    return to((x / factor).clamp(-top, top), noise) * factor  # the quotient's roundoff must not overflow
 
 
 def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[torch.Tensor, " tokens"]:

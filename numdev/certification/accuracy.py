@@ -71,7 +71,7 @@ class Predictions:
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple({each.name: each for each in self.of_pass.catalogue(self.policy)}.values())
+        return tuple({each.title: each for each in self.of_pass.catalogue(self.policy)}.values())
 
     @cached_property
     def _known(self) -> dict[str, Known]:
@@ -140,9 +140,8 @@ class Known:
         return self if self.inputs.replicates == 1 else Known(self.predictions, f"first of {self.name}", self.inputs.first, self)
 
     def of_first(self, outputs: Outputs) -> Outputs:
-        """Some rows of the first replicate in their formats, as predictions have them, whatever the kernel returns."""
-        first = {name: x[: len(x) // self.inputs.replicates].float() for name, x in outputs.items()}
-        return some_rows({name: x if name == "lse" else self.predictions.policy.output(x) for name, x in first.items()})
+        """Those of the first replicate."""
+        return {name: x[: len(x) // self.inputs.replicates].float() for name, x in outputs.items()}
 
     @cached_property
     def golden(self) -> Outputs:
@@ -163,16 +162,16 @@ class Known:
         rows = {name: x if name in OF_KEYS else x[seen if x.shape[2] == seen.shape[2] else few] for name, x in outputs.items()}
         return {name: x.double().reshape(self.inputs.replicates, -1) for name, x in rows.items()}
 
-    def predict(self, candidate: Candidate, layout: Layout) -> Outputs:
-        """Some rows of the outputs of a candidate, in the dtypes that hold their formats."""
+    def predict(self, candidate: Candidate, layout: Layout, of_kernel: Outputs) -> Outputs:
+        """Some rows of the outputs of a candidate, in the dtypes that hold their formats; see `Simulation`."""
         page = self.predictions.page(f"{self.name} {layout!r}")
-        if candidate.name in page:
-            return page[candidate.name]
-        simulation = Simulation(self.inputs, self.predictions.policy, layout, candidate.changes)
+        if candidate.title in page:
+            return page[candidate.title]
+        simulation = Simulation(self.inputs, self.predictions.policy, layout, candidate.changes, of_kernel)
         whole, dtype = self.predictions.of_pass.simulated(simulation), self.inputs.tensors["q"].dtype
         predicted = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some_rows(whole).items()}
         if not candidate.fitted:
-            page[candidate.name] = predicted
+            page[candidate.title] = predicted
         return predicted
 
     @cached_property

@@ -1,7 +1,7 @@
 """What a kernel may do, and what faulty kernels do: candidates, each of which predicts outputs element by element.
 
 A kernel works in FP32 and rounds what it stores. `Simulation` is that in FP64: whatever a kernel may store, or get wrong, passes
-through a place that has a name, where a candidate rounds or changes it. So a candidate is a name, a title, and what happens in
+through a place that has a name, where a candidate rounds or changes it. So a candidate is a step, a title, and what happens in
 which places; where a problem does not have its places it is the declared policy.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import cached_property, partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, INT8, TF32, Format
+from numdev.arithmetic.quantise import MICROSCALED, Scale, round_shared
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding
 from numdev.attention.base import Saved
 from numdev.attention.exact import Exact, ExactBackward
@@ -37,9 +40,18 @@ OF_KEYS = ("k", "v", "dk", "dv")
 OF_SUMS = ("running sum", "products", "tiles")
 """Of a gradient, what depends on the layout."""
 NEVER = float("-inf")
+
+
+def symbol(name: str) -> str:
+    """Of a tensor as formulas have it: Q, dQ, ..."""
+    return name[:-1] + name[-1].upper()
+
+
+_READ = {name: f"the {symbol(name)} that is read" for name in ("q", "k", "v", "do")}
 WHOLE = 1 << 20  # the side of a tile that holds every token
 LAZY = 8.0 * math.log(2)
 _NAMES = {E4M3FN: "E4M3", E5M2: "E5M2", INT8: "INT8"}
+_QUERIES = 128  # in a tile
 _LATE = 4  # tiles that a fault can be in, the first ones
 
 
@@ -65,39 +77,50 @@ class Stored:
         return f"{_NAMES.get(self.fmt, str(self.fmt).upper())}{times}{truncated}"
 
 
+class Scheme(Enum):
+    """By what P is shifted, or divided, before it is rounded."""
+
+    RUNNING = ""  # the maximum so far
+    LAZY = "lazy rescales"  # one that is kept until it has risen by more than `LAZY`
+    WHOLE = "whole maxima"  # the maximum so far, rounded up to a multiple of log 2, which makes rescales exact
+    TILE = "a maximum of each tile"  # FlashAttention-1
+    DIVIDED = "P divided before it is rounded"  # also by l, of whole rows
+
+
+class Cut(Enum):
+    """Where splits end."""
+
+    TILES = ""  # after as many tiles each
+    EVEN = ", even"  # after as many tiles each as can be, the last ones too
+    KEYS = " of as many keys"  # within tiles too
+
+
 @dataclass(frozen=True)
 class Layout:
-    """How a kernel cuts the keys: tiles, their order, and splits, with as many tiles in each or as even as can be.
-
-    A maximum has to rise by more than `lazy` for anything to be rescaled; a `whole` one is rounded up to a multiple of log 2,
-    which makes rescales exact. With `divided` P is divided by l before it is rounded.
-    """
+    """How a kernel cuts the keys: tiles, their order, splits, and its scheme."""
 
     bc: int = WHOLE
     reverse: bool = False
     splits: int = 1
-    even: bool = False
-    lazy: float = 0.0
-    whole: bool = False
-    divided: bool = False
+    cut: Cut = Cut.TILES
+    scheme: Scheme = Scheme.RUNNING
 
     def __str__(self) -> str:
-        if self.bc == WHOLE:
-            return f"whole rows{', P divided before it is rounded' if self.divided else ''}"
-        order = [f"{self.splits} splits"] * (self.splits > 1) + ["reverse"] * self.reverse or ["forward"]
-        return ", ".join(
-            [f"tiles of {self.bc} keys", *order, *["lazy rescales"] * bool(self.lazy), *["whole maxima"] * self.whole]
-        )
+        order = [f"{self.splits} splits{self.cut.value}"] * (self.splits > 1) + ["reverse"] * self.reverse or ["forward"]
+        tiles = ["whole rows"] if self.bc == WHOLE else [f"tiles of {self.bc} keys", *order]
+        return ", ".join([*tiles, *[self.scheme.value] * (self.scheme is not Scheme.RUNNING)])
 
     @property
     def tiling(self) -> Tiling:
         """For the emulation, whose splits are even."""
         return Tiling(self.bc, self.bc, Order.REVERSE if self.reverse else Order.FORWARD, self.splits)
 
-    def ranges(self, tiles: int) -> list[tuple[int, int]]:
-        """The tiles of each split that has any."""
-        each = math.ceil(tiles / self.splits)
-        bounds = [round(i * tiles / self.splits) if self.even else min(i * each, tiles) for i in range(self.splits + 1)]
+    def ranges(self, keys: int) -> list[tuple[int, int]]:
+        """The keys of each split that has any."""
+        unit = 1 if self.cut is Cut.KEYS else min(self.bc, keys)
+        units = math.ceil(keys / unit)
+        each = units / self.splits if self.cut is Cut.EVEN else math.ceil(units / self.splits)
+        bounds = [min(round(i * each) * unit, keys) for i in range(self.splits + 1)]
         return [(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
 
 
@@ -106,29 +129,23 @@ class Candidate:
     """One way in which a kernel may compute.
 
     Attributes:
-        name: for programs, such as `row_sum=BF16`; before = stands the step.
-        title: for people, to follow "errs as with": `the row sum in BF16`.
+        step: what it is about, whatever the format, such as `row_sum`.
+        title: for people, to follow "errs as with": `the row sum in BF16`; no other has it.
         changes: what happens in which places of `Simulation`.
         permitted: whether a kernel of the declared policy may compute so.
         fitted: to one kernel, or two at once, so that its predictions hardly serve another and are not kept.
     """
 
-    name: str
+    step: str
     title: str
     changes: Mapping[str, Change] = field(default_factory=dict)
     permitted: bool = False
     fitted: bool = False
 
     @property
-    def step(self) -> str:
-        """What it is about, whatever the format."""
-        return self.name.partition("=")[0]
-
-    @property
-    def has_factor(self) -> bool:
-        """Whether it stores in 8 bits what may be multiplied before."""
-        changes = [self.changes.get(place) for place in _WITH_FACTORS]
-        return any(isinstance(change, Stored) and change.fmt.bits == 8 for change in changes)
+    def kind(self) -> str:
+        """Its title without a format."""
+        return re.sub(r"[A-Z]\w*\d\w*", "", self.title)
 
     @property
     def is_plain(self) -> bool:
@@ -143,8 +160,8 @@ class Candidate:
         """Both at once; None where they meet in a place."""
         if self.changes.keys() & other.changes.keys():
             return None
-        names, changes = (f"{self.name} and {other.name}", f"{self.title} and {other.title}"), {**self.changes, **other.changes}
-        return Candidate(*names, changes, self.permitted and other.permitted, fitted=True)
+        step, title = (f"{one} and {another}" for one, another in ((self.step, other.step), (self.title, other.title)))
+        return Candidate(step, title, {**self.changes, **other.changes}, self.permitted and other.permitted, fitted=True)
 
 
 DECLARED = Candidate("declared", "the declared policy", permitted=True)
@@ -152,12 +169,13 @@ DECLARED = Candidate("declared", "the declared policy", permitted=True)
 
 @dataclass(frozen=True)
 class Simulation:
-    """A pass in FP64, which a candidate changes in some places."""
+    """A pass in FP64, which a candidate changes in some places; `of_kernel` are the results that it should have."""
 
     inputs: Inputs
     policy: Any
     layout: Layout
     changes: Mapping[str, Change]
+    of_kernel: Outputs = field(default_factory=dict)
 
     def at(self, place: str, x: Any) -> Any:
         """A result as the candidate has it; in base 2 too, where scores are multiples of log 2."""
@@ -187,13 +205,14 @@ class Simulation:
 
     def _read(self, name: str, x: Tensor) -> Tensor:
         """An input, which a kernel may store in another format, with a scale of each tile too."""
-        read: Tensor = self.by(f"the {name} that is read", lambda x, bc: x)(x, self.layout.bc)
+        whole = (self.inputs.whole or self.inputs.tensors)[name]
+        read: Tensor = self.by(_READ[name], lambda x, bc, whole: x)(x, self.layout.bc, whole)
         return read
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """`scale Q K^T`, and -inf where a query does not see a key."""
         mask, (queries, keys), scale = self.inputs.mask, self.inputs.sizes, self.at("scale", self.inputs.scale)
-        q, k = self.at("scaled q", self.at("q", q) * scale), self.at("scaled k", k * scale) / scale
+        q, k = self.at("scaled Q", self.at("Q", q) * scale), self.at("scaled K", k * scale) / scale
         s = self.by("product", torch.matmul)(q, k.mT) / scale
         s = self.at("scaled scores", self.at("scores", s) * scale)
         position, key = self.at("position", torch.arange(queries)[:, None] + (keys - queries)), torch.arange(keys)
@@ -210,11 +229,13 @@ class Simulation:
         """Out and LSE; splits are merged in FP64."""
         (q, k, v), keys = self._qkv(), self.inputs.sizes[1]
         bc = min(self.layout.bc, keys)
-        tiles, rest = math.ceil(keys / bc), -keys % bc
+        s, parts = self._scores(q, k), list[tuple[Tensor, Tensor]]()
         unseen = self.at("padding of tiles", NEVER) if self.inputs.mask.is_none else NEVER
-        s = self.at("tiles of scores", pad(self._scores(q, k), (0, rest), value=unseen).unflatten(-1, (tiles, bc)))
-        v = self.at("tiles of v", pad(v, (0, 0, 0, rest)).unflatten(-2, (tiles, bc)))
-        parts = [self._split(s[..., start:stop, :], v[..., start:stop, :, :]) for start, stop in self.layout.ranges(tiles)]
+        for start, stop in self.layout.ranges(keys):
+            rest = (start - stop) % bc
+            scores = pad(s[..., start:stop], (0, rest), value=unseen).unflatten(-1, (-1, bc))
+            values = pad(v[..., start:stop, :], (0, 0, 0, rest)).unflatten(-2, (-1, bc))
+            parts.append(self._split(self.at("tiles of scores", scores), self.at("tiles of V", values)))
         out, lse = (
             self.at(f"the {name} of splits", torch.stack(each))
             for name, each in zip(("O", "LSE"), zip(*parts, strict=True), strict=True)
@@ -222,22 +243,26 @@ class Simulation:
         if len(parts) > 1:
             lses, lse = lse, torch.logsumexp(lse, 0, keepdim=True)
             weights = self.at("weights of splits", torch.exp(lses - lse.masked_fill(lse == NEVER, 0.0)))
-            out = (weights * out).sum(0, keepdim=True)
-        return {"out": self._stored("output", self.at("all results", out[0])), "lse": self.at("the LSE", lse[0]).squeeze(-1)}
+            out = self.by("merge", lambda weights, out: (weights * out).sum(0, keepdim=True))(weights, out)
+        out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)
+        return {"out": self._stored("output", out), "lse": lse.squeeze(-1)}
 
     def _split(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """O / l and LSE over some tiles, of scores `[batch, heads, queries, tiles, keys]`."""
         if self.layout.reverse:
             s, v = s.flip(-2), v.flip(-3)
-        m = self._maximum(
-            self.at("the running maximum", (s.amax(-1) * LOG2_E).ceil() / LOG2_E if self.layout.whole else s.amax(-1))
-        )
+        top, scheme = s.amax(-1), self.layout.scheme
+        m = self._maximum(self.at("the running maximum", (top * LOG2_E).ceil() / LOG2_E if scheme is Scheme.WHOLE else top))
         shift = m.masked_fill(m == NEVER, 0.0)
         falls = self.at("the fall of m", pad(self.at("the maximum that is kept", m[..., :-1]), (1, 0), value=NEVER) - shift)
         alpha = self.at("alpha", self.by("exp of alpha", torch.exp)(falls))
         of_o, of_l = self.at("alpha of O", alpha), self.at("alpha of l", alpha)
         p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", s - self.at("the m of P", shift)[..., None])))
-        divisor = self.at("the row sum", p.sum(-1, keepdim=True)).clamp(min=1e-300) if self.layout.divided else torch.ones(())
+        divisor = torch.ones(())
+        if scheme is Scheme.DIVIDED:
+            divisor = self.at("the row sum", p.sum(-1, keepdim=True)).clamp(min=1e-300)
+        if scheme is Scheme.TILE:
+            divisor = torch.exp(top - shift).masked_fill(top == NEVER, 1.0)[..., None]
         p, stored = self.at("terms of l", (p, self._stored("probabilities", p / divisor) * divisor))
         sums, products = (
             self.at("the row sum of each tile", self.by("sum", _sum)(p)),
@@ -253,12 +278,15 @@ class Simulation:
                 o = self.at("the accumulator", rescaled + products[:, :, tile])
             if "the accumulator divided in every tile" in self.changes:
                 o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
-        lse, total = m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0) + total.log(), total.masked_fill(total == 0, 1.0)
+        lse, total = (
+            m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0) + self.at("the l of the LSE", total).log(),
+            total.masked_fill(total == 0, 1.0),
+        )
         return self.at("the dividend O", o) * self.at("1 / l", 1 / self.at("the divisor l", total)), lse
 
     def _maximum(self, top: Tensor) -> Tensor:
         """The running maximum of those of the tiles; a lazy one stays until it is too low by more than a threshold."""
-        threshold, place = self.at("threshold", self.layout.lazy), "the maximum that is kept"
+        threshold, place = self.at("threshold", LAZY * (self.layout.scheme is Scheme.LAZY)), "the maximum that is kept"
         if not threshold and place not in self.changes:
             return top.cummax(-1).values
 
@@ -273,17 +301,17 @@ class Simulation:
         (q, k, v), do, lse = self._qkv(), self._read("do", self.inputs["do"].double()), self.inputs["lse"].double()[..., None]
         below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
         p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
-        dp = self.at("dP", do @ v.mT)
+        dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)
         terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
         delta = self.at("delta", self.by("sum", _sum)(terms))
         ds = p * self.at("dP - delta", dp - delta)
         if "P dP" in self.changes:
             ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
         ds = self._stored("ds", ds)
-        dq = self._summed("dq", ds, k) * self.at("scale of dq", self.inputs.scale)
-        dk = self._summed("dk", ds.mT, q) * self.at("scale of dk", self.inputs.scale)
-        dv = self._summed("dv", self._stored("probabilities", p).mT, do)
-        dk, dv = self.at("dk and dv", (self._of_groups(dk), self._of_groups(dv)))
+        dq = self._summed("dQ", ds, k) * self.at("scale of dQ", self.inputs.scale)
+        dk = self._summed("dK", ds.mT, q) * self.at("scale of dK", self.inputs.scale)
+        dv = self._summed("dV", self._stored("probabilities", p).mT, do)
+        dk, dv = self.at("dK and dV", (self._of_groups(dk), self._of_groups(dv)))
         return {name: self._stored("output", x) for name, x in {"dq": dq, "dk": dk, "dv": dv}.items()}
 
     def _summed(self, name: str, a: Tensor, b: Tensor) -> Tensor:
@@ -300,7 +328,7 @@ class Simulation:
 
     def _of_groups(self, gradient: Tensor) -> Tensor:
         """The sums over the heads that share one of k and v."""
-        gradient = self.at("dk and dv of each head", gradient) if self.inputs.group > 1 else gradient
+        gradient = self.at("dK and dV of each head", gradient) if self.inputs.group > 1 else gradient
         numbers = torch.arange(len(self._heads)) % self.inputs.group
         gradient = gradient * self.by("heads of a group", torch.ones_like)(numbers)[:, None, None]
         return torch.zeros_like(gradient[:, :: self.inputs.group]).index_add(1, self._heads, gradient)
@@ -308,7 +336,9 @@ class Simulation:
 
 _FORWARD_STEPS = {
     "scores": ("scores", "scaled scores", "scaled scores in base 2", "scaled scores + exponentials + the row sum"),
-    "maximum": ("the running maximum", "the maximum that is kept"),
+    "maximum": tuple(
+        f"{m}{base}" for m in ("the running maximum", "the maximum that is kept", "the m of P") for base in ("", " in base 2")
+    ),
     "exponential": (
         *("exponentials", "exponentials + alpha"),
         *(f"S - m{base}{p}" for base in ("", " in base 2") for p in ("", " + exponentials")),
@@ -319,8 +349,8 @@ _FORWARD_STEPS = {
     "values": ("the product P V",),
     "accumulator": ("the accumulator", "the rescaled accumulator", "the accumulator divided in every tile"),
     "division": ("the dividend O", "the divisor l", "1 / l", "the dividend O + 1 / l"),
-    "splits": ("the O of splits", "the LSE of splits", "weights of splits"),
-    "lse": ("the LSE",),
+    "splits": ("the O of splits", "the LSE of splits", "the LSE of splits in base 2", "weights of splits"),
+    "lse": ("the LSE", "the LSE in base 2", "the l of the LSE"),
 }
 """Of each step the places in which it may be rounded, in those joined by + alike; of the results of `Simulation.forward`."""
 _BACKWARD_STEPS = {
@@ -328,23 +358,32 @@ _BACKWARD_STEPS = {
     "lse": ("the LSE that is read", "the LSE that is read in base 2"),
     "exponential": ("exponentials", "S - m", "S - m in base 2"),
     "delta": ("delta", "the O that is read", "the terms of delta"),
-    "dp": ("dP",),
+    "dp": ("dP", "the dO of dP"),
     "difference": ("dP - delta", "P dP + P delta"),
     **{
-        " and ".join(names): tuple(" + ".join(f"the {what} of {name}" for name in names) for what in ("running sum", "products"))
+        " and ".join(names): tuple(
+            " + ".join(f"the {what} of {symbol(name)}" for name in names) for what in ("running sum", "products")
+        )
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk", "dv"))
     },
-    "heads": ("dk and dv of each head",),
+    "heads": ("dK and dV of each head",),
 }
 _OF_POLICY = {"probabilities": "P", "ds": "dS", "output": "the output"}
 """Places of what a policy rounds."""
-_OF_8_BITS = ("scores", "the product P V", "dP", "the O that is read", "P", "dS")
-_WITH_FACTORS = ("dP", "P", "dS")
+_8_BITS, _SCALED = (Stored(E4M3FN), Stored(E5M2)), (Stored(E4M3FN, 2.0**8), Stored(E5M2, 2.0**8))
+_IN_8_BITS = dict.fromkeys(("scores", "the product P V", "the O that is read", "the dO of dP"), _8_BITS) | {
+    **{"P": (*_8_BITS, *_SCALED, Stored(E4M3FN, 448.0), Stored(INT8, 127.0))},
+    **dict.fromkeys(("dP", "dS"), (*_8_BITS, *_SCALED)),
+}
+"""Places of what may be stored in 8 bits, and how, factors included."""
+_MICROSCALED = ("mxfp8_e4m3", "mxfp8_e5m2")
+_TRUNCATED = Stored(TF32, rounding=Rounding.TOWARD_ZERO)
+"""As tensor cores add up."""
 
 
-def _stored(step: str, places: str, stored: Stored, *, permitted: bool = False) -> Candidate:
+def _rounded(step: str, places: str, stored: Stored, *, permitted: bool = False) -> Candidate:
     each = places.split(" + ")
-    return Candidate(f"{step}={stored} of {places}", f"{' and '.join(each)} in {stored}", dict.fromkeys(each, stored), permitted)
+    return Candidate(step, f"{' and '.join(each)} in {stored}", dict.fromkeys(each, stored), permitted)
 
 
 def _roundings(steps: Mapping[str, tuple[str, ...]], declared: Any) -> Iterator[Candidate]:
@@ -353,77 +392,91 @@ def _roundings(steps: Mapping[str, tuple[str, ...]], declared: Any) -> Iterator[
     for step, places in ((step, each) for step, every in steps.items() for each in every):
         own = getattr(declared, step).to if step in _OF_POLICY else FP32
         formats = [Stored(fmt) for fmt in dict.fromkeys((output, BF16, FP16, FP32)) if fmt != own]
-        formats += [Stored(fmt) for fmt in (E4M3FN, E5M2) if places in _OF_8_BITS]
+        formats += [*_IN_8_BITS.get(places, ()), *([_TRUNCATED] if "sum" in places or "accumulator" in places else ())]
         for stored in (*formats, Stored(output, rounding=Rounding.TOWARD_ZERO)):
-            yield _stored(step, places, stored, permitted=stored.fmt.precision > own.precision)
+            yield _rounded(step, places, stored, permitted=stored.fmt.precision > own.precision)
 
 
 def _results(declared: Any) -> Iterator[Candidate]:
     """An output that goes through another format, or is truncated; q or k that is scaled before it is stored."""
-    for place in ("q in base 2", *(f"scaled {name}{base}" for name in "qk" for base in ("", " in base 2"))):
-        yield _stored("scale_on", place, Stored(declared.output.to))
+    output = Stored(declared.output.to)
+    for place in ("Q in base 2", *(f"scaled {name}{base}" for name in "QK" for base in ("", " in base 2"))):
+        yield _rounded("scale", place, output)
     through = [Stored(FP16, 2.0**power) for power in (0, -6, -8, -10, -12)]
-    for stored in (*through, Stored(BF16), Stored(declared.output.to, rounding=Rounding.TOWARD_ZERO), Stored(E4M3FN)):
-        if stored != Stored(declared.output.to):
-            yield _stored("output", "the output", stored)
-    for fmt, scale in itertools.product((E4M3FN, E5M2, INT8), ("token", "head")):
-        change = partial(_quantised, bc=WHOLE, fmt=fmt, dims=_SCALES[scale])
-        title = f"the output in {_NAMES[fmt]} with a scale of each {scale}"
-        yield Candidate(f"output={_NAMES[fmt]} by {scale}", title, {"the output": change})
+    for stored in (*through, Stored(BF16), replace(output, rounding=Rounding.TOWARD_ZERO), Stored(E4M3FN)):
+        if stored != output:
+            yield _rounded("output", "the output", stored)
+    yield from _with_scales("output", "the output")
 
 
-def _by_table(entries: int, index: Change, name: str) -> Candidate:
+def by_polynomial(coefficients: tuple[float, ...], start: float = 0.0, *, fitted: bool = False) -> Iterator[Candidate]:
+    """Exponentials `2^n p(x + start - n)`, `n = floor(x + start)`, with a polynomial p; of P alone or of alpha too."""
+
+    def exp(x: Tensor) -> Tensor:
+        return exp2_polynomial(x * LOG2_E + start, coefficients)
+
+    title = f"an exponential by a polynomial of degree {len(coefficients) - 1}{' about 0' if start else ''}"
+    yield Candidate("exponential", title, {"exp": exp}, fitted=fitted)
+    yield Candidate("exponential", f"{title}, of alpha too", {"exp": exp, "exp of alpha": exp}, fitted=fitted)
+
+
+def _by_table(entries: int, index: Change, word: str) -> Candidate:
     """2^f, of f to one of so many in 1."""
 
     def exp(x: Tensor) -> Tensor:
         return torch.exp2(index(x * (LOG2_E * entries)) / entries)
 
-    return Candidate(f"exp=table of {entries}{name}", f"an exponential from a table of {entries} entries{name}", {"exp": exp})
-
-
-def by_polynomial(coefficients: tuple[float, ...], *, fitted: bool = False) -> Iterator[Candidate]:
-    """Exponentials by a polynomial of 2^f, of P alone or of alpha too."""
-    name, title = f"exp=polynomial {coefficients}", f"an exponential by a polynomial of degree {len(coefficients) - 1}"
-
-    def exp(x: Tensor) -> Tensor:
-        return exp2_polynomial(x * LOG2_E, coefficients)
-
-    yield Candidate(name, title, {"exp": exp}, fitted=fitted)
-    yield Candidate(f"{name} of alpha too", f"{title}, of alpha too", {"exp": exp, "exp of alpha": exp}, fitted=fitted)
+    return Candidate("exponential", f"an exponential from a table of {entries} entries{word}", {"exp": exp})
 
 
 def scaled(factors: Mapping[float, float]) -> Candidate:
     """Scores times a factor, by their scale."""
-    off = next(iter(factors.values())) - 1
+    percent = 100 * (next(iter(factors.values())) - 1)
     change = {"scale": lambda scale: scale * factors.get(scale, 1.0)}
-    return Candidate(f"scale={off:+.4g}", f"a scale of the scores off by {100 * off:+.2g} %", change, fitted=True)
+    return Candidate("scale", f"a scale of the scores off by {percent:+.2g} %", change, fitted=True)
 
 
-def with_factor(candidate: Candidate, factor: float) -> Candidate:
-    """P, dP or dS that is stored in 8 bits, times a further factor before."""
-    place = next(place for place in _WITH_FACTORS if place in candidate.changes)
-    change = candidate.changes[place]
-    assert isinstance(change, Stored)
-    stored = replace(change, factor=change.factor * factor)
-    name, title = (text.replace(str(change), str(stored)) for text in (candidate.name, candidate.title))
-    return Candidate(name, title, {**candidate.changes, place: stored}, fitted=True)
+def unknown_errors(precision: int, *, has_lse: bool) -> Iterator[Candidate]:
+    """Of a step that acts on whole rows of the output alike, or on the LSE: whatever error the results show.
+
+    The factor of a row is in the middle of those with which it is rounded to the results, whose format has `precision` bits.
+    """
+
+    def of_division(out: Tensor, lse: Tensor, own: Outputs) -> tuple[Tensor, Tensor]:
+        size, (_, exponent) = own["out"].double().abs(), torch.frexp(own["out"])
+        half = torch.ldexp(torch.full_like(size, 0.5), exponent - precision)
+        least, most = ((size - half) / out.abs()).amax(-1, keepdim=True), ((size + half) / out.abs()).amin(-1, keepdim=True)
+        return out * ((least + most) / 2).nan_to_num(1.0, 1.0, 1.0), lse
+
+    def of_sum(out: Tensor, lse: Tensor, own: Outputs) -> tuple[Tensor, Tensor]:
+        return out * (lse - own["lse"][..., None]).exp().nan_to_num(1.0), own["lse"][..., None]
+
+    def of_lse(out: Tensor, lse: Tensor, own: Outputs) -> tuple[Tensor, Tensor]:
+        return out, own["lse"][..., None]
+
+    yield Candidate(
+        "division", f"an unknown error of {'' if has_lse else 'l, or of '}1 / l", {"results": of_division}, fitted=True
+    )
+    if has_lse:
+        yield Candidate("row_sum", "an unknown error of the row sum", {"results": of_sum}, fitted=True)
+        yield Candidate("lse", "an unknown error of the LSE alone", {"results": of_lse}, fitted=True)
 
 
 def _mask_faults() -> Iterator[Candidate]:
     """Faults of limits, lengths and heads, which both passes have."""
     for off, word in ((1, "many"), (-1, "few")):
         for what, title in {"limit": "a causal limit", "window": "a window"}.items():
-            yield Candidate(f"{what}={off:+d}", f"{title} of one key too {word}", {what: partial(operator.add, off)})
-    yield Candidate("limit=top left", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]})
+            yield Candidate(what, f"{title} of one key too {word}", {what: partial(operator.add, off)})
     ignored: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
     lengths: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
     read: dict[str, Change] = {"padding": lambda x: x}
-    yield Candidate("limit=none", "a causal limit that is ignored", {"limit": ignored["limit"]})
-    yield Candidate("window=none", "a window that is ignored", {"window": ignored["window"]})
-    yield Candidate("lengths=none", "padded keys that are read", lengths | read)
-    yield Candidate("lengths=zeros", "padded keys that count as zeros", lengths)
-    yield Candidate("mask=none", "every mask ignored", ignored | lengths | read)
-    yield Candidate("heads=in turn", "heads of q mapped to heads of k and v in turn", {"heads": lambda x: torch.arange(len(x))})
+    yield Candidate("limit", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]})
+    yield Candidate("limit", "a causal limit that is ignored", {"limit": ignored["limit"]})
+    yield Candidate("window", "a window that is ignored", {"window": ignored["window"]})
+    yield Candidate("lengths", "padded keys that are read", lengths | read)
+    yield Candidate("lengths", "padded keys that count as zeros", lengths)
+    yield Candidate("mask", "every mask ignored", ignored | lengths | read)
+    yield Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))})
 
 
 def _sum(p: Tensor) -> Tensor:
@@ -435,10 +488,6 @@ def _accumulated(start: Tensor, a: Tensor, b: Tensor, stored: Stored, terms: int
     for i in range(0, a.shape[-1], terms):
         start = stored(start + a[..., i : i + terms] @ b[..., i : i + terms, :])
     return start
-
-
-def _one_of_group(numbers: Tensor, number: int) -> Tensor:
-    return (numbers == number % (numbers.max() + 1)).double()
 
 
 def _in_turn(p: Tensor, stored: Stored, terms: int = 1) -> Tensor:
@@ -453,50 +502,82 @@ def _by_pairs(p: Tensor, stored: Stored) -> Tensor:
     return p
 
 
+def _in_tile(start: Tensor, a: Tensor, b: Tensor, stored: Stored, terms: int) -> Tensor:
+    return start + _accumulated(torch.zeros(()), a, b, stored, terms)
+
+
 def _accumulations() -> Iterator[Candidate]:
     """Sums that are stored within a tile, after each term or after so many as one instruction adds."""
-    for stored in (Stored(BF16), Stored(FP16), Stored(TF32, rounding=Rounding.TOWARD_ZERO)):
-        for terms, every in {1: "every key", 16: "every 16 keys", 32: "every 32 keys"}.items():
-            name, title = f"accumulator={stored} after {every}", f"the accumulator in {stored} after {every}"
-            yield Candidate(name, title, {"the sum of P V": partial(_accumulated, stored=stored, terms=terms)})
-        for terms in (8, 16):
-            product = partial(_accumulated, torch.zeros(()), stored=stored, terms=terms)
-            name, title = f"scores={stored} by {terms}", f"scores in {stored} after every {terms} columns"
-            yield Candidate(name, title, {"product": product})
-        for name, title, function in (("keys", " after every key", _in_turn), ("pairs", ", added by pairs", _by_pairs)):
-            change = partial(function, stored=stored)
-            yield Candidate(f"row_sum={stored} by {name}", f"the row sum in {stored}{title}", {"sum": change})
+    for stored in (Stored(BF16), Stored(FP16), _TRUNCATED):
+        for terms in (1, 4, 8, 16, 32, 64):
+            every = f"{stored} after every {f'{terms} keys' if terms > 1 else 'key'}"
+            of_all, of_tile = (partial(function, stored=stored, terms=terms) for function in (_accumulated, _in_tile))
+            yield Candidate("accumulator", f"the accumulator in {every}", {"the sum of P V": of_all})
+            yield Candidate("values", f"the product P V in {every}", {"the sum of P V": of_tile})
+        for terms in (8, 16, 32):
+            change = partial(_accumulated, torch.zeros(()), stored=stored, terms=terms)
+            yield Candidate("scores", f"scores in {stored} after every {terms} columns", {"product": change})
+        yield Candidate("row_sum", f"the row sum in {stored} after every key", {"sum": partial(_in_turn, stored=stored)})
+        yield Candidate("row_sum", f"the row sum in {stored}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
 
 
-_SCALES = {"token": (-1,), "tile": (-2, -1), "column": (-3, -2), "head": (-3, -2, -1)}
-"""Of what a quantised input has a scale each, and the dimensions of tiles over which the largest number gives it."""
+_SCALES = {
+    "token": (Scale.ROW, None),
+    "column": (Scale.CHANNEL, None),
+    "tile": (Scale.BLOCK, None),
+    "head": (Scale.BLOCK, WHOLE),
+    "tensor": (Scale.TENSOR, None),
+}
+"""Of what something in 8 bits has a scale each, and how many rows have one, those of a tile unless there is a number."""
 
 
-def _quantised(x: Tensor, bc: int, fmt: Format, dims: tuple[int, ...]) -> Tensor:
-    """Tokens, in tiles of `bc`, in a format of 8 bits, whose largest number is the largest of all that have one scale."""
-    tokens, cast = x.shape[-2], Cast(fmt, overflow=Overflow.SATURATE)
-    tiles = pad(x, (0, 0, 0, -tokens % min(bc, tokens))).unflatten(-2, (-1, min(bc, tokens)))
-    scale = (tiles.abs().amax(dims, keepdim=True) / fmt.max).clamp(min=1e-30)
-    return (cast(tiles / scale) * scale).flatten(-3, -2)[..., :tokens, :]
+def _quantised(
+    x: Tensor, bc: int = WHOLE, whole: Tensor | None = None, *, fmt: Format, scale: Scale, rows: int | None = None
+) -> Tensor:
+    """Tokens, in tiles of `rows` or else `bc`, in a format of 8 bits, whose largest number is that of all that have one scale."""
+    flat = x.reshape(*x.shape[:2], -1, x.shape[-1])
+    return round_shared(flat, Cast(fmt, overflow=Overflow.SATURATE), scale, rows or bc, whole=whole).view_as(x)
 
 
-def _inputs(*tensors: tuple[str, ...]) -> Iterator[Candidate]:
-    """Inputs in 8 bits."""
-    for names, fmt, scale in itertools.product(tensors, (E4M3FN, E5M2, INT8), _SCALES):
-        sides = dict.fromkeys(names, _SCALES[scale])
-        if scale == "tile" and len(names) > 1:
-            sides["q"] = _SCALES["head"]  # the tiles of queries are large, and the problems are not
-        places: dict[str, Change] = {
-            f"the {name} that is read": partial(_quantised, fmt=fmt, dims=dims) for name, dims in sides.items()
-        }
-        title = f"{' and '.join(names)} in {_NAMES[fmt]} with a scale of each {scale}"
-        yield Candidate(f"{'+'.join(names)}={_NAMES[fmt]} by {scale}", title, places)
-    for names, stored in itertools.product(tensors, (Stored(E4M3FN), Stored(E5M2))):
-        places = {f"the {name} that is read": lambda x, bc, stored=stored: stored(x) for name in names}
-        yield Candidate(f"{'+'.join(names)}={stored}", f"{' and '.join(names)} in {stored}", places)
+def _with_scales(step: str, place: str) -> Iterator[Candidate]:
+    """A result in 8 bits."""
+    for fmt, name in itertools.product((E4M3FN, E5M2, INT8), ("token", "head")):
+        scale, rows = _SCALES[name]
+        change = partial(_quantised, fmt=fmt, scale=scale, rows=rows)
+        yield Candidate(step, f"{place} in {_NAMES[fmt]} with a scale of each {name}", {place: change})
 
 
-def _centred(x: Tensor, bc: int) -> Tensor:
+def _by_tiles(x: Tensor, fmt: Format, queries: int, keys: int) -> Tensor:
+    """What has a number for each query and key, with a scale of each tile of these."""
+    rows, columns = x.shape[-2:]
+    tiles = pad(x, (0, -columns % keys, 0, -rows % queries)).unflatten(-1, (-1, keys)).unflatten(-3, (-1, queries))
+    scale = (tiles.abs().amax((-3, -1), keepdim=True) / fmt.max).clamp(min=1e-30)
+    stored = Cast(fmt, overflow=Overflow.SATURATE)(tiles / scale) * scale
+    return stored.flatten(-2, -1).flatten(-3, -2)[..., :rows, :columns]
+
+
+def _microscaled(x: Tensor, *_: object, fmt: str, dim: int) -> Tensor:
+    """By blocks of the dimension that is summed over."""
+    return MICROSCALED[fmt].along(x, dim)
+
+
+def _inputs(*tensors: str) -> Iterator[Candidate]:
+    """Inputs in 8 bits, of which some may be quantised together."""
+    for names in (each.split() for each in tensors):
+        step, title = "+".join(names), " and ".join(map(symbol, names))
+        for fmt, (of_each, (scale, rows)) in itertools.product((E4M3FN, E5M2, INT8), _SCALES.items()):
+            change, of_q = (partial(_quantised, fmt=fmt, scale=scale, rows=each) for each in (rows, rows or _QUERIES))
+            places: dict[str, Change] = {_READ[name]: of_q if name == "q" else change for name in names}
+            yield Candidate(step, f"{title} in {_NAMES[fmt]} with a scale of each {of_each}", places)
+        for micro in _MICROSCALED:
+            along = {name: partial(_microscaled, fmt=micro, dim=-2 if name in ("v", "do") else -1) for name in names}
+            yield Candidate(step, f"{title} in {micro.upper()}", {_READ[name]: change for name, change in along.items()})
+        for stored in _8_BITS:
+            places = {_READ[name]: lambda x, *_, stored=stored: stored(x) for name in names}
+            yield Candidate(step, f"{title} in {stored}", places)
+
+
+def _centred(x: Tensor, *_: object) -> Tensor:
     mean = x.mean(-2, keepdim=True)
     return mean + Stored(BF16)(x - mean)
 
@@ -513,10 +594,62 @@ def _shares(weights: Tensor, stored: Change = lambda x: x) -> Tensor:
     return x / x.sum(0).masked_fill(most == 0, 1.0)
 
 
+def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool) -> Tensor:
+    """The sum of splits, of which each and every sum of two is stored; one after the other, or by pairs."""
+    parts = [(weight, stored(x)) for weight, x in zip(weights, out, strict=True)]
+    while len(parts) > 1:
+        (first, x), (second, y), *others = parts
+        both = first + second
+        merged = both, stored((first * x + second * y) / both.clamp(min=1e-300))
+        parts = [*others, merged] if by_pairs else [merged, *others]
+    return parts[0][1][None]
+
+
 def _late(v: Tensor, tile: int) -> Tensor:
     """The keys of a tile, each of which is that before."""
     moved = v.flatten(-3, -2).roll(1, -2).unflatten(-2, v.shape[-3:-1])
     return torch.where((torch.arange(v.shape[-3]) == tile)[:, None, None], moved, v)
+
+
+def _without_partial(tiles: Tensor) -> Tensor:
+    return _with(tiles, -2, -1, NEVER) if bool(tiles[..., -1, -1].isneginf().all()) else tiles
+
+
+def _one_of_group(numbers: Tensor, number: int) -> Tensor:
+    return (numbers == number % (numbers.max() + 1)).double()
+
+
+_FORWARD_FAULTS: tuple[tuple[str, str, str, Change], ...] = (
+    ("k", "K less its mean in BF16", _READ["k"], _centred),
+    ("maximum", "a maximum that stays that of the first tile", "threshold", lambda _: math.inf),
+    ("maximum", "P with the maximum of the tile before", "the m of P", lambda x: x[..., [0, *range(x.shape[-1] - 1)]]),
+    ("rescale", "every rescale of the row sum missed", "alpha of l", torch.ones_like),
+    ("rescale", "every rescale of the accumulator missed", "alpha of O", torch.ones_like),
+    ("rescale", "every rescale missed", "alpha", torch.ones_like),
+    ("lse", "an LSE in base 2", "the LSE", lambda x: x * LOG2_E),
+    ("lse", "an LSE times log 2", "the LSE", lambda x: x / LOG2_E),
+    ("heads", "a last head that is not computed", "results", lambda out, lse, _: (_with(out, 1, -1, 0.0), lse)),
+    ("padding", "padding of the last tile counted in the row sum", "padding of tiles", lambda _: 0.0),
+    ("tile", "a last tile left out", "tiles of scores", lambda x: _with(x, -2, -1, NEVER)),
+    ("tile", "a last partial tile left out", "tiles of scores", _without_partial),
+    ("splits", "splits weighed by 2 to the power of their LSE", "weights of splits", lambda x: _shares(x ** math.log(2))),
+    ("splits", "splits averaged without their LSE", "weights of splits", lambda x: torch.full_like(x, 1 / len(x))),
+)
+_BACKWARD_FAULTS: tuple[tuple[str, str, str, Change], ...] = (
+    ("delta", "dS without delta", "delta", lambda x: 0 * x),
+    ("delta", "delta added to dP", "delta", lambda x: -x),
+    ("lse", "an LSE that is taken for one in base 2", "the LSE that is read", lambda x: x / LOG2_E),
+    ("lse", "an LSE times log2 e", "the LSE that is read", lambda x: x * LOG2_E),
+    ("heads", "dK and dV of the first head of a group alone", "heads of a group", partial(_one_of_group, number=0)),
+    ("heads", "dK and dV of the last head of a group alone", "heads of a group", partial(_one_of_group, number=-1)),
+    ("dk and dv", "dK and dV exchanged", "dK and dV", lambda pair: pair[::-1]),
+    *((each, f"{symbol(each)} without the scale", f"scale of {symbol(each)}", lambda _: 1.0) for each in ("dq", "dk")),
+    *(
+        (each, f"{symbol(each)} with the scale twice", f"scale of {symbol(each)}", lambda scale: scale**2)
+        for each in ("dq", "dk")
+    ),
+)
+"""Steps, titles, and what happens in which place."""
 
 
 def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
@@ -524,8 +657,8 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     of_p = list(_roundings({"probabilities": ("P",)}, declared))
     over: dict[str, Change] = {"terms of l": lambda pair: (pair[1], pair[1])}
     yield from of_p
-    for each in (Candidate("sum_over=probabilities", "the rounded P"), *(each for each in of_p if not each.permitted)):
-        yield Candidate(f"{each.name} of the sum too", f"{each.title}, of which l is the sum", {**each.changes, **over})
+    for each in (Candidate("probabilities", "the rounded P"), *(each for each in of_p if not each.permitted)):
+        yield Candidate("probabilities", f"{each.title}, of which l is the sum", {**each.changes, **over})
     yield from _results(declared)
     yield from (each for degree in (2, 3, 4) for each in by_polynomial(EXP2_MINIMAX[degree]))
     for bits in range(4, 9):
@@ -533,36 +666,21 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield _by_table(2**bits, torch.floor, ", truncated")
     yield from _mask_faults()
     yield from _accumulations()
-    yield from _inputs(("q",), ("k",), ("v",), ("q", "k"), ("q", "k", "v"))
+    yield from _inputs("q", "k", "v", "q k", "q k v")
+    yield from _with_scales("probabilities", "P")
+    yield from (Candidate("probabilities", f"P in {fmt.upper()}", {"P": MICROSCALED[fmt]}) for fmt in _MICROSCALED)
     for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
-        title = f"weights of splits in {stored}, divided by their sum"
-        yield Candidate(f"splits={stored} of shares", title, {"weights of splits": partial(_shares, stored=stored)})
-    yield Candidate("k=less its mean", "k less its mean in BF16", {"the k that is read": _centred})
-    for name, title, place, change in (
-        ("maximum stale", "a maximum that stays that of the first tile", "threshold", lambda _: math.inf),
-        ("maximum late", "P with the maximum of the tile before", "the m of P", lambda x: x[..., [0, *range(x.shape[-1] - 1)]]),
-        ("rescales of l missed", "every rescale of the row sum missed", "alpha of l", torch.ones_like),
-        ("rescales missed", "every rescale of the accumulator missed", "alpha of O", torch.ones_like),
-        ("rescales of both missed", "every rescale missed", "alpha", torch.ones_like),
-        ("lse base 2", "an LSE in base 2", "the LSE", lambda x: x * LOG2_E),
-        ("lse scaled", "an LSE times log 2", "the LSE", lambda x: x / LOG2_E),
-        ("last head zero", "a last head that is not computed", "all results", lambda x: _with(x, 1, -1, 0.0)),
-        ("padding counted", "padding of the last tile counted in the row sum", "padding of tiles", lambda _: 0.0),
-        ("tile dropped", "a last tile left out", "tiles of scores", lambda x: _with(x, -2, -1, NEVER)),
-        (
-            "splits in base 2",
-            "splits weighed by 2 to the power of their LSE",
-            "weights of splits",
-            lambda x: _shares(x ** math.log(2)),
-        ),
-        ("splits unweighed", "splits averaged without their LSE", "weights of splits", lambda x: torch.full_like(x, 1 / len(x))),
-    ):
-        yield Candidate(name, title, {place: change})
+        shares = partial(_shares, stored=stored)
+        yield Candidate("splits", f"weights of splits in {stored}, divided by their sum", {"weights of splits": shares})
+        for how in ("one after the other", "by pairs"):
+            merge = partial(_merged, stored=stored, by_pairs=how == "by pairs")
+            yield Candidate("splits", f"the O of splits in {stored}, merged {how}", {"merge": merge})
+    yield from (Candidate(step, title, {place: change}) for step, title, place, change in _FORWARD_FAULTS)
     for tile in range(1, _LATE):
-        yield Candidate(f"v late={tile}", "v of one tile read a key too early", {"tiles of v": partial(_late, tile=tile)})
-        missed = partial(_with, dim=-1, place=tile, value=1.0)
-        yield Candidate(f"rescale missed={tile}", "one rescale of the accumulator missed", {"alpha of O": missed})
-        yield Candidate(f"rescale of l missed={tile}", "one rescale of the row sum missed", {"alpha of l": missed})
+        late, missed = partial(_late, tile=tile), partial(_with, dim=-1, place=tile, value=1.0)
+        yield Candidate("tile", f"V of tile {tile} read a key too early", {"tiles of V": late})
+        yield Candidate("rescale", f"a rescale of the accumulator missed, at tile {tile}", {"alpha of O": missed})
+        yield Candidate("rescale", f"a rescale of the row sum missed, at tile {tile}", {"alpha of l": missed})
 
 
 def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
@@ -570,36 +688,29 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _results(declared)
     yield from (next(by_polynomial(EXP2_MINIMAX[degree])) for degree in (2, 3, 4))
     yield from _mask_faults()
-    yield from _inputs(("q",), ("k",), ("v",), ("do",), ("q", "k"))
-    for stored, terms in itertools.product((Stored(BF16), Stored(FP16)), (1, 16)):
-        name, delta = f"{stored} after every {terms} columns", partial(_in_turn, stored=stored, terms=terms)
-        yield Candidate(f"delta={name}", f"delta in {name}", {"sum": delta})
-    dropped: Change = lambda starts: starts[:-1] or starts  # noqa: E731
-    for names, tokens in ((("dq",), "keys"), (("dk", "dv"), "queries")):
+    yield from (*_with_scales("dp", "dP"), *_with_scales("ds", "dS"))
+    yield from _inputs("q", "k", "v", "do", "q k")
+    for fmt, sides in itertools.product((E4M3FN, INT8), itertools.product((64, 128), repeat=2)):
+        change = partial(_by_tiles, fmt=fmt, queries=sides[0], keys=sides[1])
         yield Candidate(
-            f"last {tokens}", f"a last tile of {tokens} left out", {f"the tiles of {name}": dropped for name in names}
+            "ds", f"dS in {_NAMES[fmt]} with a scale of each tile of {sides[0]} queries by {sides[1]} keys", {"dS": change}
         )
-    for number, word in {0: "first", -1: "last"}.items():
-        of_one = partial(_one_of_group, number=number)
-        yield Candidate(f"group={word}", f"dk and dv of the {word} head of a group alone", {"heads of a group": of_one})
-    for name, title, place, change in (
-        ("delta omitted", "dS without delta", "delta", lambda x: 0 * x),
-        ("delta added", "delta added to dP", "delta", lambda x: -x),
-        ("lse in base 2", "an LSE that is taken for one in base 2", "the LSE that is read", lambda x: x / LOG2_E),
-        ("lse scaled", "an LSE times log2 e", "the LSE that is read", lambda x: x * LOG2_E),
-        ("dk and dv exchanged", "dk and dv exchanged", "dk and dv", lambda pair: pair[::-1]),
-    ):
-        yield Candidate(name, title, {place: change})
-    for each in ("dq", "dk"):
-        yield Candidate(f"{each} unscaled", f"{each} without the scale", {f"scale of {each}": lambda _: 1.0})
-        yield Candidate(f"{each} scaled twice", f"{each} with the scale twice", {f"scale of {each}": lambda scale: scale**2})
+    for stored in (Stored(BF16), Stored(FP16)):
+        for terms in (1, 8, 16):
+            delta = partial(_in_turn, stored=stored, terms=terms)
+            yield Candidate("delta", f"delta in {stored} after every {terms} columns", {"sum": delta})
+        yield Candidate("delta", f"delta in {stored}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
+    dropped: Change = lambda starts: starts[:-1] or starts  # noqa: E731
+    yield Candidate("tile", "a last tile of keys left out", {"the tiles of dQ": dropped})
+    yield Candidate("tile", "a last tile of queries left out", dict.fromkeys(("the tiles of dK", "the tiles of dV"), dropped))
+    yield from (Candidate(step, title, {place: change}) for step, title, place, change in _BACKWARD_FAULTS)
 
 
 def _forward_emulated(inputs: Inputs, policy: Precision, layout: Layout) -> Outputs:
-    """What tiled attention returns, in FP32 as kernels work; of whole rows a simulation."""
-    if layout.divided or layout.whole:
+    """What tiled attention returns, in FP32 as kernels work; of schemes that it does not have a simulation."""
+    if layout.scheme not in (Scheme.RUNNING, Scheme.LAZY) or layout.cut is Cut.KEYS:
         return Simulation(inputs, policy, layout, {}).forward()
-    softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=layout.lazy / math.log(2))
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=LAZY / math.log(2) * (layout.scheme is Scheme.LAZY))
     q, k, v = (x.to(policy.carrier) for x in inputs.qkv)
     return Tiled(policy, layout.tiling, softmax, count=False)(q, k, v, inputs.mask, inputs.scale).tensors()
 
@@ -617,19 +728,19 @@ def _with_saved(inputs: Inputs, precision: str) -> Inputs:
 
 
 _USUAL = tuple(Layout(bc, reverse) for bc in (32, 64, 128) for reverse in (False, True))  # of the kernels that ship
-ONE_TILE = (Layout(16), Layout(16, divided=True), Layout(16, whole=True))
-"""In which rows of few keys are as in any other layout."""
+ONE_TILE = (Layout(16), Layout())
+"""In which rows of few keys are as in any other layout, but for what has a factor of each tile."""
 _SIZES = (*range(16, 257, 16), 512)
-UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(divided=True), Layout())
-SPLIT = tuple(Layout(bc, splits=splits) for bc in _SIZES[:8] for splits in range(2, 9))
+UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout())
+SPLIT = tuple(Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in range(2, 9) for cut in (Cut.TILES, Cut.KEYS))
 """Layouts by which that of a kernel is looked for, and then their variants."""
 
 
 def variants(layout: Layout) -> Iterator[Layout]:
-    """Layouts that are like one but for the order, the evenness of splits, and lazy rescales or whole maxima."""
-    maxima: tuple[dict[str, Any], ...] = ({}, {"lazy": LAZY}, {"whole": True})
-    for reverse, even, maximum in itertools.product((False, True), (False, True) if layout.splits > 1 else (False,), maxima):
-        yield replace(layout, reverse=reverse, even=even, **{"lazy": 0.0, "whole": False} | maximum)
+    """Layouts that are like one but for order, cut and scheme."""
+    schemes = [scheme for scheme in Scheme if scheme is not Scheme.DIVIDED or layout.bc == WHOLE]
+    for reverse, cut, scheme in itertools.product((False, True), Cut if layout.splits > 1 else (Cut.TILES,), schemes):
+        yield replace(layout, reverse=reverse, cut=cut, scheme=scheme)
 
 
 @dataclass(frozen=True)
@@ -664,8 +775,8 @@ FORWARD = Pass(
     prepare=lambda inputs, precision: inputs,
     golden=lambda inputs: Exact()(*inputs.qkv, inputs.mask, inputs.scale).tensors(),
     usual=(
-        *(*_USUAL, *(replace(each, lazy=LAZY) for each in _USUAL), Layout(64, splits=4, even=True)),
-        *(Layout(divided=True), Layout(64, whole=True)),
+        *(*_USUAL, *(replace(each, scheme=Scheme.LAZY) for each in _USUAL), Layout(64, splits=4, cut=Cut.EVEN)),
+        *(Layout(scheme=Scheme.DIVIDED), Layout(64, scheme=Scheme.WHOLE)),
     ),
     emulated=_forward_emulated,
     simulated=Simulation.forward,
@@ -681,5 +792,5 @@ BACKWARD = Pass(
     emulated=_backward_emulated,
     simulated=Simulation.backward,
     catalogue=_backward_catalogue,
-    layouts=(UNSPLIT[:-2], ()),
+    layouts=(UNSPLIT[:-1], ()),
 )

@@ -38,12 +38,17 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Inputs:
-    """Rounded inputs of a case in the dtype of the kernel, on the CPU, whose replicates are batch entries."""
+    """Rounded inputs of a case in the dtype of the kernel, on the CPU, whose replicates are batch entries.
+
+    Attributes:
+        whole: those of all replicates that the kernel is given, where these are of the first one.
+    """
 
     tensors: Tensors
     mask: Mask
     scale: float
     replicates: int = 1
+    whole: Tensors | None = None
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -58,11 +63,15 @@ class Inputs:
         return self["q"].shape[-2], self["k"].shape[-2]
 
     @property
+    def scores(self) -> int:
+        return self["q"].shape[:-1].numel() * self["k"].shape[-2]
+
+    @property
     def first(self) -> Inputs:
         """The first replicate."""
         batch = len(self["q"]) // self.replicates
         mask = replace(self.mask, key_lengths=self.mask.key_lengths and self.mask.key_lengths[:batch])
-        return Inputs({name: x[:batch] for name, x in self.tensors.items()}, mask, self.scale)
+        return Inputs({name: x[:batch] for name, x in self.tensors.items()}, mask, self.scale, whole=self.tensors)
 
     @property
     def group(self) -> int:

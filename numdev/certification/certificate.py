@@ -302,8 +302,7 @@ def certify(
     results = [compared[case.name] for case in cases if case.name in compared and (case.names or only or case.name in failing)]
     culprit = None
     if results and not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes):
-        fails = bool(failing) or any(probe.fails for probe in outcomes)
-        culprit = find(results, fails=fails)
+        culprit = find(results)
     has_lse = of_pass is BACKWARD or all("lse" in outputs for _, outputs in compared.values())
     about = subject.name, precision, str(place), margin, seed, only, has_lse
     return Certificate(*about, tuple(reports), outcomes, culprit, environment(place))

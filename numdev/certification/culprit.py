@@ -26,33 +26,37 @@ from numdev.certification.candidates import (
     FORWARD,
     OF_SUMS,
     ONE_TILE,
+    UNSPLIT,
     Candidate,
+    Cut,
     Layout,
     Outputs,
     Simulation,
     by_polynomial,
     scaled,
+    symbol,
+    unknown_errors,
     variants,
-    with_factor,
 )
 
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
 _LEAST = 0.02  # of r, below which the roundings of FP32 decide
+_OTHER = 1.5  # times what is left of a gradient that another kernel would have to compute
 _SETTLED = -2.5  # in log r of the outputs that err, the mean over cases: nothing is left to look for
 _HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate leaves nothing
 _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
-_WIDE, _VARIED = 30, 6  # candidates that are tried in every layout, and layouts whose variants are tried
+_WIDE, _VARIED = 60, 6  # candidates that are tried in every layout, and layouts whose variants are tried
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
-_EXPLAINED = 0.75  # share of the error of each output that errs
+_EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
 _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
-_POWERS = tuple(2.0 ** (8 + i) for i in sorted(range(-12, 7), key=abs))  # factors, the usual one first
 _MOST_SCORES = 1 << 22  # of a case
+_TOO_MANY = "was given too many tokens to look for the step that errs"
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_SCALE = 1e-6
-_STEP, _STEPS = 1e-4, 8  # of a parameter that is fitted
+_STEP, _STEPS, _FAR = 1e-4, 16, 0.5  # of a parameter that is fitted
 Results = Sequence[tuple[Known, Outputs]]
 Hypothesis = tuple[Candidate, Layout]
 
@@ -122,11 +126,18 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Compared:
-    """A case on which a kernel is compared with predictions; with `few_keys` only the rows that see few."""
+    """A replicate on which a kernel is compared with predictions; with `few_keys` only the rows that see few."""
 
     known: Known
-    outputs: Outputs
+    whole: Outputs
     few_keys: bool = False
+
+    @cached_property
+    def outputs(self) -> Outputs:
+        """Some rows of the kernel's outputs in their formats, as predictions have them, whatever the kernel returns."""
+        return some_rows(
+            {name: x if name == "lse" else self.known.predictions.policy.output(x) for name, x in self.whole.items()}
+        )
 
     def rows(self, outputs: Outputs) -> Outputs:
         if not self.few_keys:
@@ -160,16 +171,16 @@ class Compared:
 
     def left(self, candidate: Candidate, layout: Layout) -> dict[str, float]:
         """r of each output."""
-        if (candidate.name, layout) not in self._left:
-            rows, left = self.rows(self.known.predict(candidate, layout)), {}
+        if (candidate, layout) not in self._left:
+            rows, left = self.rows(self.known.predict(candidate, layout, self.whole)), {}
             for name, (error, _, floor) in self.sizes.items():
                 rest = max(_rms(self.own[name] - rows[name]) - floor, 0.0) if bool(rows[name].isfinite().all()) else ABSURD
                 left[name] = rest / error if error else float(rest > 0)
-            self._left[candidate.name, layout] = left
-        return self._left[candidate.name, layout]
+            self._left[candidate, layout] = left
+        return self._left[candidate, layout]
 
     @cached_property
-    def _left(self) -> dict[tuple[str, Layout], dict[str, float]]:
+    def _left(self) -> dict[tuple[Candidate, Layout], dict[str, float]]:
         return {}
 
 
@@ -191,77 +202,99 @@ class Search:
         broad = [case for case in broad if max(case.known.inputs.sizes[first:], default=0) > 12 * _FEW_KEYS]
         self.broad = (broad or light)[:2]
         self.few = [*self.broad, *(case for case in light[:1] if case not in self.broad)]
-        small = [Compared(case.known, case.outputs, True) for case in cases if self.of_pass is FORWARD]
+        small = [replace(case, few_keys=True) for case in cases if self.of_pass is FORWARD]
         self.in_one_tile = [case for case in small if case._few.sum() >= _FEW_KEYS]
 
     def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
-        """The mean of log r over cases and outputs; those that err weigh as much as all others together."""
+        """The mean of log r over cases and outputs; those that err weigh as much as all others together.
+
+        Gradients that do not err may come from another kernel, which computes as declared.
+        """
+        others = [name for name in self.outputs if name not in self.errs]
 
         def mean(names: Sequence[str]) -> float:
             left = [case.left(*hypothesis)[name] for case in cases for name in names]
+            if names is others and self.of_pass is BACKWARD:
+                declared = (_OTHER * max(case.left(DECLARED, hypothesis[1])[name], _LEAST) for case in cases for name in names)
+                left = list(map(min, left, declared))
             return sum(math.log(min(max(r, _LEAST), 1 / _LEAST)) for r in left) / len(left)
 
-        others = [name for name in self.outputs if name not in self.errs]
         return (mean(self.errs) + mean(others)) / 2 if self.errs and others else mean(self.outputs)
 
     def best(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """Best first."""
         return sorted(hypotheses, key=lambda each: self.score(each, cases))
 
-    def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
+    def left(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
+        """The mean of log r of the outputs that err."""
         left = [case.left(*hypothesis)[name] for case in cases for name in self.errs or self.outputs[:1]]
-        return sum(math.log(max(r, _LEAST)) for r in left) / len(left) < _SETTLED
+        return sum(math.log(max(r, _LEAST)) for r in left) / len(left)
+
+    def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
+        return self.left(hypothesis, cases) < _SETTLED
 
     def declared(self) -> list[Hypothesis]:
         """The declared policy in all layouts."""
         ranked: list[Hypothesis] = []
-        for layouts in self.of_pass.layouts:
-            ranked = self.with_variants([*ranked, *((DECLARED, layout) for layout in layouts)])
+        for layouts in self.of_pass.layouts[: 1 if self.errs else 2]:
+            ranked = self.with_variants([*ranked, *((DECLARED, layout) for layout in layouts)], self.broad)
             if self.is_settled(ranked[0], self.broad):
                 break
         return ranked
 
-    def with_variants(self, hypotheses: Iterable[Hypothesis]) -> list[Hypothesis]:
+    def with_variants(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """With the variants of the best layouts, best first."""
-        ranked = self.best(hypotheses, self.broad)
+        ranked = self.best(hypotheses, cases)
         if self.of_pass is BACKWARD:
             return ranked
         more = [(candidate, variant) for candidate, layout in ranked[:_VARIED] for variant in variants(layout)]
-        return self.best(dict.fromkeys([*ranked, *more]), self.broad)
+        return self.best(dict.fromkeys([*ranked, *more]), cases)
 
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first."""
-        views, layouts = self.in_one_tile or self.few, ONE_TILE[: None if self.of_pass is FORWARD else 1]
-        ranked = self.best(product([*self.catalogue, *self.scales(views)], layouts), views)
+        views, layouts = self.in_one_tile or self.few, ONE_TILE[: 2 if self.of_pass is FORWARD else 1]
+        ranked = self.with_variants(product([*self.catalogue, *self.scales(views)], layouts), views)
         if not self.is_settled(ranked[0], views):
-            ranked = self.best([*ranked, *product([*self.factors(views), *self.polynomials(views)], layouts)], views)
+            ranked = self.best([*ranked, *product(self.polynomials(views), layouts)], views)
         ranked = self.combined(ranked, views)
-        if self.in_one_tile and self.score(ranked[0], views) > _HOPELESS:
-            return ranked
-        pool, alike = (dict.fromkeys(each for each, _ in self.within(ranked, views, margin)) for margin in (_POOL, _ALIKE))
+        groups = self.of_pass.layouts[: 2 if self.errs else 1]
+        if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
+            of_splits = [each for each in self.catalogue if each.step == "splits"]  # which may cut few keys too
+            of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
+            return self.in_layouts(ranked, of_splits, of_splits, [of_keys])
+        pool, alike = (list(dict.fromkeys(each for each, _ in self.within(ranked, views, margin))) for margin in (_POOL, _ALIKE))
         example = Layout(2 * _FEW_KEYS, splits=3 if self.of_pass is FORWARD else 1)
         idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
-        acting = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
-        by_places = {(each.step, *each.changes, "truncated" in each.name): each for each in reversed(acting)}
-        wide = [each for each in acting if each in by_places.values()][:_WIDE]
+        wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
         if self.of_pass is BACKWARD:  # only sums depend on the layout
             if self.is_settled(ranked[0], views):
                 return ranked
-            sums = {f"the {what} of {name}" for name in self.errs or self.outputs for what in OF_SUMS}
-            pool = dict.fromkeys(each for each in self.catalogue if each.changes.keys() & sums)
-            wide = list(pool)
-        for layouts in self.of_pass.layouts[: 2 if self.errs else 1]:
-            best = self.with_variants((each, layout) for each in wide for layout in layouts if _is_in(each, layout))
-            best_layouts = list(dict.fromkeys(layout for _, layout in best))[:3]
-            tried = [(each, layout) for each in pool for layout in best_layouts if _is_in(each, layout)]
-            ranked = self.best(dict.fromkeys([*tried, *ranked]), self.few)
-            candidate, layout = ranked[0]
-            if candidate.has_factor:  # by powers of two only what is flushed or saturated differs, which needs many keys
-                octaves = [(with_factor(candidate, factor / _POWERS[0]), layout) for factor in _POWERS]
-                ranked = self.best([*octaves, *ranked], self.few)
-            if self.is_settled(ranked[0], self.few):
-                return ranked
+            sums = {f"the {what} of {symbol(name)}" for name in self.errs or self.outputs for what in OF_SUMS}
+            pool = wide = [each for each in self.catalogue if each.changes.keys() & sums]
+        ranked = self.in_layouts(ranked, wide, pool, groups)
         return self.combined(ranked, self.few) if self.errs else ranked
+
+    def in_layouts(
+        self, ranked: list[Hypothesis], wide: Sequence[Candidate], pool: Sequence[Candidate], groups: Iterable[Sequence[Layout]]
+    ) -> list[Hypothesis]:
+        """With some candidates in every layout, and with more in the best of these, until one leaves nothing."""
+        if self.of_pass is FORWARD:  # one of each kind, faults of splits first
+            kinds = list({each.kind: each for each in reversed(wide)}.values())[::-1]
+            wide = sorted(kinds, key=lambda each: each.step != "splits")
+        for layouts in groups:
+            first = [each for each in wide if any(_is_in(each, layout) for layout in layouts)][:_WIDE]
+            every = [(each, layout) for each in first for layout in layouts if _is_tried(each, layout)]
+            best = list(dict.fromkeys(layout for _, layout in self.with_variants(every, self.broad)))[:3]
+            tried = [(each, layout) for each in pool for layout in best if _is_in(each, layout)]
+            ranked = self.best(dict.fromkeys([*tried, *ranked]), self.few)
+            if self.is_settled(ranked[0], self.few):
+                break
+        return ranked
+
+    def unknown(self) -> list[Hypothesis]:
+        """Unknown errors of a step, in all layouts."""
+        precision = self.cases[0].known.predictions.policy.output.to.precision
+        return self.with_variants(product(unknown_errors(precision, has_lse="lse" in self.outputs), UNSPLIT), self.broad)
 
     def within(self, ranked: Sequence[Hypothesis], cases: Sequence[Compared], margin: float) -> list[Hypothesis]:
         """Those that are nearly as good as the first."""
@@ -281,15 +314,6 @@ class Search:
             ranked = combined
         return ranked
 
-    def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """What is stored in 8 bits, times the factor that is nearest: a power of two, then eighths, then within 6 %."""
-        eighths, fine = [i / 8 for i in (*range(8, 16), *range(4, 8))], [1 + i / 200 for i in range(-12, 13)]
-        for best in (each for each in self.catalogue if each.has_factor):
-            for factors in (_POWERS, eighths, fine):
-                tried = [with_factor(best, factor) for factor in factors]
-                best = min(tried, key=lambda each: round(self.score((each, ONE_TILE[0]), cases), 1))  # noqa: PLW2901
-            yield best
-
     def scales(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Scores times the factor that is nearest, one for each scale that cases have."""
         factors = dict[float, float]()
@@ -302,14 +326,15 @@ class Search:
 
     def polynomials(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials by the polynomial that is nearest."""
-        for degree in (2, 3):
-            coefficients = self.fitted(lambda x: next(by_polynomial(x, fitted=True)), EXP2_MINIMAX[degree], cases)
-            yield from by_polynomial(coefficients, fitted=True)
+        for degree, start in product((1, 2, 3), (0.0, 0.5)):
+            best = tuple(coefficient / 2**start for coefficient in EXP2_MINIMAX[degree])
+            coefficients = self.fitted(lambda x: next(by_polynomial(x, start)), best, cases)  # noqa: B023
+            yield from by_polynomial(coefficients, start, fitted=True)
 
     def fitted(
         self, make: Callable[[tuple[float, ...]], Candidate], start: tuple[float, ...], cases: Sequence[Compared]
     ) -> tuple[float, ...]:
-        """The parameters of a candidate that leave least, by Gauss-Newton steps whose slopes are those without roundings."""
+        """The parameters that leave least, by Gauss-Newton steps along slopes without roundings, halved where they fail."""
         of_pass, own = self.of_pass, cases[0].known.predictions.policy
         golden, x = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
 
@@ -317,23 +342,36 @@ class Search:
             parts, changes = [], make(tuple(x.tolist())).changes
             for case in cases:
                 rows = case.rows(some_rows(of_pass.simulated(Simulation(case.known.inputs, policy, ONE_TILE[0], changes))))
-                parts += [((case.own[name] - rows[name]) / case.sizes[name][1]).flatten() for name in self.outputs]
+                parts += [((case.own[name] - rows[name]) / case.sizes[name][0]).flatten() for name in self.outputs]
             return torch.cat(parts).nan_to_num(0.0, 0.0, 0.0)
 
+        unit = torch.eye(len(x), dtype=x.dtype)
+        slopes = torch.stack([(left(x + _STEP * each, golden) - left(x, golden)) / _STEP for each in unit], -1)
+        best, step, least = x, torch.zeros_like(x), math.inf
         for _ in range(_STEPS):
-            slopes = [(left(x + _STEP * unit, golden) - left(x, golden)) / _STEP for unit in torch.eye(len(x), dtype=x.dtype)]
-            step = torch.linalg.lstsq(torch.stack(slopes, -1), left(x, own)[:, None], rcond=1e-4, driver="gelsd")
-            x = x - step.solution.flatten()
-            if not bool(((x - torch.tensor(start)).abs() < 0.5).all()):
-                return start
-        return tuple(x.tolist())
+            rest = left(x, own)
+            if float(rest.norm()) < least:
+                best, least = x, float(rest.norm())
+                step = torch.linalg.lstsq(slopes, rest[:, None], rcond=1e-4, driver="gelsd").solution.flatten()
+            else:
+                step = step / 2
+            x = best - step
+        return tuple(best.tolist()) if bool(((best - torch.tensor(start)).abs() < _FAR).all()) else start
 
     def rank(self, hypothesis: Hypothesis) -> Rank:
         """On all cases."""
         candidate, layout = hypothesis
         share = min(self._share(hypothesis, name) for name in self.errs or self.outputs)
         score = self.score(hypothesis, self.cases)
-        return Rank(candidate.name, candidate.title, score, share, share > _EXPLAINED, str(layout), candidate.permitted)
+        return Rank(
+            f"{candidate.step}={candidate.title}",
+            candidate.title,
+            score,
+            share,
+            share > _EXPLAINED,
+            str(layout),
+            candidate.permitted,
+        )
 
     def _share(self, hypothesis: Hypothesis, name: str) -> float:
         """Of the error of an output what is explained: the mean over the cases on which it errs more than permitted."""
@@ -347,7 +385,7 @@ class Search:
         limit, steps = self.score(declared, self.few) + _NEAR, dict[str, list[Candidate]]()
         for each in self.catalogue:
             if not each.permitted and each.is_plain and _is_in(each, declared[1]):
-                steps.setdefault(f"{each.step}={each.name.split()[0]}", []).append(each)
+                steps.setdefault(f"{each.step} in {each.title.rpartition(' in ')[2]}", []).append(each)
         for alike in steps.values():
             titles[all(self.score((each, declared[1]), self.few) > limit for each in alike)].append(alike[0].title)
         return tuple(titles[True]), tuple(titles[False])
@@ -359,7 +397,13 @@ class Search:
 
 
 def _is_in(candidate: Candidate, layout: Layout) -> bool:
-    return layout.splits > 1 or not candidate.step.startswith("splits")
+    return layout.splits > 1 or candidate.step != "splits"
+
+
+def _is_tried(candidate: Candidate, layout: Layout) -> bool:
+    """In splits of as many keys, for speed, at first what is no fault of splits is not."""
+    is_quick = layout.cut is not Cut.KEYS or candidate is DECLARED or candidate.step == "splits"
+    return is_quick and _is_in(candidate, layout)
 
 
 def of_steps(ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -370,48 +414,38 @@ def of_steps(ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
     return list(best.values())
 
 
-def find(results: Results, *, fails: bool = True) -> Culprit:
-    """The culprit of the results of a kernel, but for those that are not finite.
-
-    Of a kernel that does not fail, other candidates are tried only if the declared policy does not explain its errors.
-    """
-    cases = [Compared(known.first, known.of_first(outputs)) for known, outputs in results]
-    cases = [case for case in cases if all(bool(x.isfinite().all()) for x in case.own.values())]
-    if cases and not (
-        cases := [
-            case
-            for case in cases
-            if math.prod(case.known.inputs.sizes) * math.prod(case.known.inputs.tensors["q"].shape[:2]) <= _MOST_SCORES
-        ]
-    ):
-        return Culprit((), alone="was given too many tokens to look for the step that errs")
+def find(results: Results) -> Culprit:
+    """The culprit of the results of a kernel, but for those that are not finite."""
+    every = [Compared(known.first, known.of_first(outputs)) for known, outputs in results]
+    finite = [case for case in every if all(bool(x.isfinite().all()) for x in case.own.values())]
+    cases = [case for case in finite if case.known.inputs.scores <= _MOST_SCORES]
     if not cases:
-        return Culprit(())
+        return Culprit((), alone=_TOO_MANY) if finite else Culprit(())
     if not any(bool(x.any()) for case in cases for name, x in case.own.items() if name != "lse"):
         return Culprit((), alone="returns zeros")
     ratios = [known.ratios(outputs) for known, outputs in results]
     limits = {name: _ERRS_LSE if name == "lse" else _ERRS for name in cases[0].outputs}
     errs = [name for name in limits if any(float(each[name][:, 0].mean()) > limits[name] for each in ratios if name in each)]
     search = Search(cases, errs)
-    found = [] if fails else search.declared()
-    if not found or not search.is_settled(found[0], cases):
-        found = search.run() + found
-    best = [*search.within(search.best(found, search.few), search.few, _ALIKE)[:20], *of_steps(found)[:_SHOWN]]
+    tried = search.declared()
+    if not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
+        tried = search.run() + tried
+    if errs and search.of_pass is FORWARD and not search.rank(tried[0]).is_explained:
+        unknown = of_steps(search.unknown())
+        if search.rank(unknown[0]).explained > _SURE and len(search.within(unknown, search.broad, _NEAR)) == 1:
+            tried = unknown
+    best = [*search.within(search.best(tried, search.few), search.few, _ALIKE)[:20], *of_steps(tried)[:_SHOWN]]
     ranked = of_steps(search.best(dict.fromkeys(best), cases))
     ranked = [each for each in ranked if not (each[0].permitted and errs)] or ranked
-    layout, name = ranked[0][1], search.outputs[0]
-    known = cases[0].known
+    known, layout, name = cases[0].known, ranked[0][1], search.outputs[0]
     emulated = some_rows(search.of_pass.emulated(known.inputs, known.predictions.policy, layout))
-    equal = cases[0].outputs[name] == emulated[name]
-    culprit = Culprit(
-        tuple(map(search.rank, ranked[:_SHOWN])),
-        str(layout) if search.shows(ranked[0]) else "",
-        equal=float(equal.double().mean()),
-    )
+    equal = float((cases[0].outputs[name] == emulated[name]).double().mean())
+    tiles = str(layout) if search.shows(ranked[0]) else ""
+    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), tiles, equal=equal)
     if not errs and culprit.is_explained and culprit.is_permitted:
         excluded, undecided = search.formats(ranked[0])
         culprit = replace(culprit, excluded=excluded, undecided=undecided)
-    cases[0].known.predictions.save()
+    known.predictions.save()
     return culprit
 
 

@@ -412,7 +412,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "l in BF16, FA1": (Flash(48, normalised=True, total=bf16), "row_sum"),
     "l in FP16, 112": (B2.but(total=fp16), "row_sum"),
     "l in BF16, 5 splits": (Flash(48, splits=5, base2=True, total=bf16), "row_sum"),
-    "tile sums in BF16": (Flash(144, summand=bf16, total=bf16, reverse=True), "row_sum|sum_over"),
+    "tile sums in BF16": (Flash(144, summand=bf16, total=bf16, reverse=True), "row_sum|of which l is the sum"),
     "l over P in E4M3": (Flash(160, p=e4m3, summand=e4m3), "probabilities"),
     "S in BF16, 48": (Flash(48, product=bf16), "scores"),
     "S in BF16 after its scale": (Flash(192, reverse=True, scores=bf16), "scores"),

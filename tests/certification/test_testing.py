@@ -54,6 +54,7 @@ def test_the_fixture_fails_with_the_certificate_and_leaves_it_beside_junit(pytes
     assert json.loads((pytester.path / "certificate-test_kernel.json").read_text())["verdict"] == "fail"
 
 
+@pytest.mark.slow
 def test_a_kernel_lies_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_kernel.py").write_text("def attention(q, k, v, *, mask, scale):\n    return v[:, :, :1].expand_as(q)\n")
     monkeypatch.chdir(tmp_path)

@@ -594,9 +594,9 @@ def _shares(weights: Tensor, stored: Change = lambda x: x) -> Tensor:
     return x / x.sum(0).masked_fill(most == 0, 1.0)
 
 
-def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool) -> Tensor:
+def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool, sums_alone: bool = False) -> Tensor:
     """The sum of splits, of which each and every sum of two is stored; one after the other, or by pairs."""
-    parts = [(weight, stored(x)) for weight, x in zip(weights, out, strict=True)]
+    parts = [(weight, x if sums_alone else stored(x)) for weight, x in zip(weights, out, strict=True)]
     while len(parts) > 1:
         (first, x), (second, y), *others = parts
         both = first + second
@@ -672,9 +672,13 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
         shares = partial(_shares, stored=stored)
         yield Candidate("splits", f"weights of splits in {stored}, divided by their sum", {"weights of splits": shares})
-        for how in ("one after the other", "by pairs"):
-            merge = partial(_merged, stored=stored, by_pairs=how == "by pairs")
-            yield Candidate("splits", f"the O of splits in {stored}, merged {how}", {"merge": merge})
+        for title, by_pairs, sums_alone in (
+            (f"the O of splits in {stored}, merged by pairs", True, False),
+            (f"the O of splits in {stored}, merged one after the other", False, False),
+            (f"the sums of splits in {stored}, one after the other", False, True),
+        ):
+            merge = partial(_merged, stored=stored, by_pairs=by_pairs, sums_alone=sums_alone)
+            yield Candidate("splits", title, {"merge": merge})
     yield from (Candidate(step, title, {place: change}) for step, title, place, change in _FORWARD_FAULTS)
     for tile in range(1, _LATE):
         late, missed = partial(_late, tile=tile), partial(_with, dim=-1, place=tile, value=1.0)
@@ -690,11 +694,10 @@ def _backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _mask_faults()
     yield from (*_with_scales("dp", "dP"), *_with_scales("ds", "dS"))
     yield from _inputs("q", "k", "v", "do", "q k")
-    for fmt, sides in itertools.product((E4M3FN, INT8), itertools.product((64, 128), repeat=2)):
-        change = partial(_by_tiles, fmt=fmt, queries=sides[0], keys=sides[1])
-        yield Candidate(
-            "ds", f"dS in {_NAMES[fmt]} with a scale of each tile of {sides[0]} queries by {sides[1]} keys", {"dS": change}
-        )
+    for fmt, (rows, keys) in itertools.product((E4M3FN, E5M2, INT8), itertools.product((64, 128), repeat=2)):
+        for step, place in {"probabilities": "P", "ds": "dS"}.items():
+            title = f"{place} in {_NAMES[fmt]} with a scale of each tile of {rows} queries by {keys} keys"
+            yield Candidate(step, title, {place: partial(_by_tiles, fmt=fmt, queries=rows, keys=keys)})
     for stored in (Stored(BF16), Stored(FP16)):
         for terms in (1, 8, 16):
             delta = partial(_in_turn, stored=stored, terms=terms)

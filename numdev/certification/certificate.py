@@ -34,7 +34,7 @@ _RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
 COLUMNS = {"case": "<13", "RMSE": ">17", "largest": ">8", "beside": ">17", "u": ">7", "zeros": ">8", "": ">4", "makes large": "<"}
 """Of the table of cases, each with how text aligns it."""
-DEPTHS = {"quick": (3, 8, (64,)), "full": (5, 20, (64, 128))}
+DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
 """Seeds at first, and at most for what these do not decide; sizes of heads."""
 
 
@@ -251,7 +251,7 @@ def certify(
         backward: judges gradients in place of the forward pass: package.module:function, called as function(q, k, v, out, lse,
             do, mask=, scale=) and returning dq, dk and dv; autograd through the kernel; or triton, flex, vanilla, sdpa, ...
         device: auto, cpu or cuda
-        depth: quick, 3 to 8 seeds and heads of 64; or full, 5 to 20 seeds and heads of 64 and 128
+        depth: quick, 3 to 20 seeds and heads of 64; or full, 5 to 40 seeds and heads of 64 and 128
         margin: how many times the permitted RMSE the kernel may err
         seed: the first seed
         head_dim: size of the heads, in place of those of depth

@@ -734,7 +734,7 @@ _USUAL = tuple(Layout(bc, reverse) for bc in (32, 64, 128) for reverse in (False
 ONE_TILE = (Layout(16), Layout())
 """In which rows of few keys are as in any other layout, but for what has a factor of each tile."""
 _SIZES = (*range(16, 257, 16), 512)
-UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout())
+UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(scheme=Scheme.DIVIDED), Layout())
 SPLIT = tuple(Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in range(2, 9) for cut in (Cut.TILES, Cut.KEYS))
 """Layouts by which that of a kernel is looked for, and then their variants."""
 
@@ -795,5 +795,5 @@ BACKWARD = Pass(
     emulated=_backward_emulated,
     simulated=Simulation.backward,
     catalogue=_backward_catalogue,
-    layouts=(UNSPLIT[:-1], ()),
+    layouts=(UNSPLIT[:-2], ()),
 )

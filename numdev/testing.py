@@ -35,6 +35,7 @@ def assert_as_accurate_as(
     scale: float | None = None,
     lse: Tensor | None = None,
     margin: float = 1.10,
+    culprit: bool = True,
 ) -> None:
     """Raise AssertionError unless the error of `out`, and of `lse`, is what a policy permits on these inputs.
 
@@ -52,6 +53,7 @@ def assert_as_accurate_as(
         scale: 1/sqrt(head_dim) unless given.
         lse: `[batch, heads, queries]`, natural logarithms.
         margin: see above.
+        culprit: whether a failure says which step errs, for which it looks up to a minute; a result that passes needs none.
     """
     import torch
 
@@ -82,8 +84,8 @@ def assert_as_accurate_as(
     most = float(known.permitted[wrong.output][0, FIGURES.index(wrong.figure)])
     raise AssertionError(
         f"{wrong.figure} of {wrong.output} is {wrong.ratio:.3g} times what {precision} permits ({most:.3g}); "
-        f"the limit is {wrong.limit:.3g}. Worst at {list(worst)}: {float(x[worst]):.6g}, exact {float(golden[worst]):.6g}. "
-        f"The kernel {find([(known, outputs)]).sentence()}."
+        f"the limit is {wrong.limit:.3g}. Worst at {list(worst)}: {float(x[worst]):.6g}, exact {float(golden[worst]):.6g}."
+        + (f" The kernel {find([(known, outputs)]).sentence()}." if culprit else "")
     )
 
 

@@ -29,6 +29,8 @@ from numdev.results.record import key_of, student_quantile, write_atomically
 
 ABSURD = 1e9
 """The ratio of a result that is not finite, or not 0, where golden is."""
+NOTHING = 2e-12
+"""Ratios up to this are of results without an error."""
 FIGURES = ("rmse", "largest", "bias")
 LIMIT_OF_LARGEST = 2.0
 """Of the largest error and the bias, beside the margin of the RMSE: so much they differ between tiles of one policy."""
@@ -261,7 +263,7 @@ def judge(ratios: Mapping[str, Tensor], margin: float) -> list[Judged]:
             continue
         limit = _LIMIT_OF_LSE if output == "lse" else margin if figure == "rmse" else LIMIT_OF_LARGEST * margin
         own = ratios[output][:, FIGURES.index(figure)]
-        logs, count, needed = own.clamp(min=1e-12).log(), len(own), 0
+        logs, count, needed = own.clamp(min=NOTHING / 2).log(), len(own), 0
         centre, spread = float(logs.mean()), float(logs.std()) if count > 1 else 0.0
         half = _half(spread, count)
         low, high = math.exp(centre - half), math.exp(min(centre + half, 700.0))

@@ -236,12 +236,10 @@ class Simulation:
             scores = pad(s[..., start:stop], (0, rest), value=unseen).unflatten(-1, (-1, bc))
             values = pad(v[..., start:stop, :], (0, 0, 0, rest)).unflatten(-2, (-1, bc))
             parts.append(self._split(self.at("tiles of scores", scores), self.at("tiles of V", values)))
-        out, lse = (
-            self.at(f"the {name} of splits", torch.stack(each))
-            for name, each in zip(("O", "LSE"), zip(*parts, strict=True), strict=True)
-        )
+        out, lse = (torch.stack(each) for each in zip(*parts, strict=True))
         if len(parts) > 1:
-            lses, lse = lse, torch.logsumexp(lse, 0, keepdim=True)
+            out, lses = self.at("the O of splits", out), self.at("the LSE of splits", lse)
+            lse = torch.logsumexp(lses, 0, keepdim=True)
             weights = self.at("weights of splits", torch.exp(lses - lse.masked_fill(lse == NEVER, 0.0)))
             out = self.by("merge", lambda weights, out: (weights * out).sum(0, keepdim=True))(weights, out)
         out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 
 from numdev.attention.base import Backward
-from numdev.certification.accuracy import ABSURD, DECIDES, Judged, Known, Predictions, Verdict, default_folder, judge
+from numdev.certification.accuracy import ABSURD, DECIDES, NOTHING, Judged, Known, Predictions, Verdict, default_folder, judge
 from numdev.certification.candidates import BACKWARD, FORWARD, Outputs
 from numdev.certification.cases import CASES, Case
 from numdev.certification.culprit import Culprit, find
@@ -32,6 +32,9 @@ SCHEMA = 1
 _PREEMPTS = ("untouched", "same bits")  # probes without which the error of a kernel is no property of its steps
 _RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
+_LEGEND = (
+    "(times the permitted error; beside: other outputs; u: unit roundoffs; zeros: of a kernel that returns zeros; ?: undecided)"
+)
 COLUMNS = {"case": "<13", "RMSE": ">17", "largest": ">8", "beside": ">17", "u": ">7", "zeros": ">8", "": ">4", "makes large": "<"}
 """Of the table of cases, each with how text aligns it."""
 DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
@@ -113,9 +116,13 @@ class Certificate:
 
     @property
     def score(self) -> float:
-        """Permitted over measured RMSE of out, or of gradients, the geometric mean over the cases that decide; 1 is permitted."""
+        """Permitted over measured RMSE of out, or of gradients, the geometric mean over the cases that decide; 1 is permitted.
+
+        A case on which the kernel has no error, such as that of one key, does not count.
+        """
         deciding = [each for case in self.cases if case.zeros >= DECIDES for each in case.judged]
-        logs = [-math.log(max(each.ratio, 1e-12)) for each in deciding if each.figure == "rmse" and each.output != "lse"]
+        ratios = [each.ratio for each in deciding if each.figure == "rmse" and each.output != "lse"]
+        logs = [-math.log(ratio) for ratio in ratios if ratio > NOTHING]
         return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
     @property
@@ -150,10 +157,13 @@ class Certificate:
             yield "The margin is below 1: a kernel that computes as declared can fail."
         if self.cases and math.isnan(self.score):
             yield "None of these inputs can tell a right kernel from zeros."
+        failing = {each.output for case in self.cases for each in case.judged if each.verdict is Verdict.FAIL}
+        if failing == {"lse"}:
+            yield "Only its LSE errs too much."
         if self.culprit is not None and self.verdict is not Verdict.FAIL:
             if not self.culprit.tiles:
-                yield "Cannot be told: size and order of its tiles."
-            for words, titles in {"Its error excludes": self.culprit.excluded, "Cannot be told": self.culprit.undecided}.items():
+                yield "Size and order of its tiles cannot be told."
+            for words, titles in {"Its error excludes": self.culprit.excluded, "Undecided": self.culprit.undecided}.items():
                 formats = dict[str, list[str]]()
                 for step, _, fmt in (title.rpartition(" in ") for title in titles):
                     formats.setdefault(step, []).append(fmt)
@@ -202,7 +212,7 @@ class Certificate:
         lines += [*self.notes(), ""]
         if self.cases:
             rows = (tuple(COLUMNS), *(case.cells() for case in self.cases))
-            lines += [*(" ".join(map(format, row, COLUMNS.values())).rstrip() for row in rows), ""]
+            lines += [*(" ".join(map(format, row, COLUMNS.values())).rstrip() for row in rows), _LEGEND, ""]
         if self.probes:
             lines += [f"Probes that hold: {sum(each.outcome == 'holds' for each in self.probes)} of {len(self.probes)}."]
             lines += [f"  {each.outcome}: {each.name}: {each.reason}" for each in self.probes if each.outcome != "holds"]
@@ -217,7 +227,7 @@ def _only(name: str) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.3g}" if ratio < ABSURD / 2 else "infinite"
+    return "infinite" if ratio > ABSURD / 2 else f"{ratio if ratio > NOTHING else 0:.3g}"
 
 
 def _said(figure: Judged) -> str:
@@ -279,7 +289,7 @@ def certify(
     names = [*(case.name for case in CASES), *(probe.name for probe in probes)]
     for name in only:
         if name not in names:
-            raise NotAChoice("only", name, names)
+            raise NotAChoice("only", name, [each.replace(" ", "_") for each in names])
     sizes = (head_dim,) if head_dim else sizes
     every = {size: Predictions(precision, size, Path(cache) if cache else default_folder(), of_pass) for size in sizes}
     cases = [case for case in CASES if not only or case.name in only]

@@ -20,10 +20,10 @@ _RULES = """\
 Exit code: 0 PASS, and LIMITED where the kernel refuses some inputs or returns
 no LSE; 1 FAIL; 4 INCONCLUSIVE; 2 for what cannot be used, or if the certificate
 cannot be written; 3 where the kernel refuses every input; 5 where the kernel
-raises, or returns another shape or dtype."""
+raises, or returns another shape, dtype or device."""
 _FORMATS = ("json", "pdf", "html")
 _OUTPUT = {
-    "out": ("reports/certify", "folder where certificate.json is written"),
+    "out": ("reports/certify", "folder of certificate.json, which replaces an earlier one"),
     "format": ("json", "json; pdf or html writes certificate.pdf or certificate.html too"),
 }
 

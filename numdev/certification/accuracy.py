@@ -22,8 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.certification.candidates import FORWARD, OF_KEYS, Candidate, Layout, Outputs, Pass, Simulation
+from numdev.certification.candidates import FORWARD, Candidate, Pass
 from numdev.certification.cases import Case, Inputs
+from numdev.certification.simulation import OF_KEYS, Layout, Outputs, Simulation
 from numdev.results.environment import environment
 from numdev.results.record import key_of, student_quantile, write_atomically
 

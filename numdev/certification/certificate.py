@@ -17,11 +17,12 @@ import torch
 
 from numdev.attention.base import Backward
 from numdev.certification.accuracy import ABSURD, DECIDES, NOTHING, Judged, Known, Predictions, Verdict, default_folder, judge
-from numdev.certification.candidates import BACKWARD, FORWARD, Outputs
+from numdev.certification.candidates import BACKWARD, FORWARD
 from numdev.certification.cases import CASES, Case
 from numdev.certification.culprit import Culprit, find
 from numdev.certification.kernel import Kernel, format_of, kernel_of
 from numdev.certification.probes import PROBES, Probed, Probing
+from numdev.certification.simulation import Outputs
 from numdev.errors import BadInput, NotAChoice, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point

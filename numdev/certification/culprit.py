@@ -24,20 +24,15 @@ from numdev.certification.candidates import (
     BACKWARD,
     DECLARED,
     FORWARD,
-    OF_SUMS,
     ONE_TILE,
     UNSPLIT,
     Candidate,
-    Cut,
-    Layout,
-    Outputs,
-    Simulation,
     by_polynomial,
     scaled,
-    symbol,
     unknown_errors,
     variants,
 )
+from numdev.certification.simulation import OF_SUMS, Cut, Layout, Outputs, Simulation, symbol
 
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
 _LEAST = 0.02  # of r, below which the roundings of FP32 decide

@@ -23,8 +23,8 @@ from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sage import SageAttention
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.certification.candidates import Outputs
 from numdev.certification.cases import Inputs, Tensors
+from numdev.certification.simulation import Outputs
 from numdev.errors import BadInput, BadOutput, NotAChoice, NumdevError, one_of
 from numdev.sources import loaded
 

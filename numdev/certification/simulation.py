@@ -1,0 +1,283 @@
+"""A pass of attention in FP64 with places that have names, in which a candidate rounds or changes what passes.
+
+A kernel works in FP32 and rounds what it stores: `Simulation` is that in FP64, in one of the layouts that kernels have.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from numdev.arithmetic.formats import E4M3FN, E5M2, INT8, Format
+from numdev.arithmetic.rounding import Cast, Overflow, Rounding
+from numdev.attention.steps import LOG2_E
+from numdev.attention.tiling import Order, Tiling
+from numdev.certification.cases import Inputs
+
+Outputs = dict[str, Tensor]
+Change = Callable[..., Any]
+OF_KEYS = ("k", "v", "dk", "dv")
+"""Tensors that have the heads and the tokens of k; others have those of q."""
+OF_SUMS = ("running sum", "products", "tiles")
+"""Of a gradient, what depends on the layout."""
+OF_POLICY = {"probabilities": "P", "ds": "dS", "output": "the output"}
+"""Places of what a policy rounds."""
+NEVER = float("-inf")
+
+
+def symbol(name: str) -> str:
+    """Of a tensor as formulas have it: Q, dQ, ..."""
+    return name[:-1] + name[-1].upper()
+
+
+READ = {name: f"the {symbol(name)} that is read" for name in ("q", "k", "v", "do")}
+WHOLE = 1 << 20  # the side of a tile that holds every token
+LAZY = 8.0 * math.log(2)
+NAMES = {E4M3FN: "E4M3", E5M2: "E5M2", INT8: "INT8"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A number times a factor, rounded to a format, which saturates if it has but 8 bits; -inf stays."""
+
+    fmt: Format
+    factor: float = 1.0
+    rounding: Rounding = Rounding.NEAREST_EVEN
+
+    def __call__(self, x: Tensor) -> Tensor:
+        never = x.isneginf()
+        return self._cast(x.masked_fill(never, 0.0) * self.factor).div_(self.factor).masked_fill(never, NEVER)
+
+    @cached_property
+    def _cast(self) -> Cast:
+        return Cast(self.fmt, self.rounding, Overflow.SATURATE if self.fmt.bits == 8 else None)
+
+    def __str__(self) -> str:
+        times = "" if self.factor == 1 else f" times {self.factor:.4g}"
+        truncated = "" if self.rounding is Rounding.NEAREST_EVEN else ", truncated"
+        return f"{NAMES.get(self.fmt, str(self.fmt).upper())}{times}{truncated}"
+
+
+class Scheme(Enum):
+    """By what P is shifted, or divided, before it is rounded."""
+
+    RUNNING = ""  # the maximum so far
+    LAZY = "lazy rescales"  # one that is kept until it has risen by more than `LAZY`
+    WHOLE = "whole maxima"  # the maximum so far, rounded up to a multiple of log 2, which makes rescales exact
+    TILE = "a maximum of each tile"  # FlashAttention-1
+    DIVIDED = "P divided before it is rounded"  # also by l, of whole rows
+
+
+class Cut(Enum):
+    """Where splits end."""
+
+    TILES = ""  # after as many tiles each
+    EVEN = ", even"  # after as many tiles each as can be, the last ones too
+    KEYS = " of as many keys"  # within tiles too
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a kernel cuts the keys: tiles, their order, splits, and its scheme."""
+
+    bc: int = WHOLE
+    reverse: bool = False
+    splits: int = 1
+    cut: Cut = Cut.TILES
+    scheme: Scheme = Scheme.RUNNING
+
+    def __str__(self) -> str:
+        order = [f"{self.splits} splits{self.cut.value}"] * (self.splits > 1) + ["reverse"] * self.reverse or ["forward"]
+        tiles = ["whole rows"] if self.bc == WHOLE else [f"tiles of {self.bc} keys", *order]
+        return ", ".join([*tiles, *[self.scheme.value] * (self.scheme is not Scheme.RUNNING)])
+
+    @property
+    def tiling(self) -> Tiling:
+        """For the emulation, whose splits are even."""
+        return Tiling(self.bc, self.bc, Order.REVERSE if self.reverse else Order.FORWARD, self.splits)
+
+    def ranges(self, keys: int) -> list[tuple[int, int]]:
+        """The keys of each split that has any."""
+        unit = 1 if self.cut is Cut.KEYS else min(self.bc, keys)
+        units = math.ceil(keys / unit)
+        each = units / self.splits if self.cut is Cut.EVEN else math.ceil(units / self.splits)
+        bounds = [min(round(i * each) * unit, keys) for i in range(self.splits + 1)]
+        return [(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
+
+
+def row_sums(p: Tensor) -> Tensor:
+    return p.sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A pass in FP64, which a candidate changes in some places; `of_kernel` are the results that it should have."""
+
+    inputs: Inputs
+    policy: Any
+    layout: Layout
+    changes: Mapping[str, Change]
+    of_kernel: Outputs = field(default_factory=dict)
+
+    def at(self, place: str, x: Any) -> Any:
+        """A result as the candidate has it; in base 2 too, where scores are multiples of log 2."""
+        x = self.changes[place](x) if place in self.changes else x
+        binary = self.changes.get(f"{place} in base 2")
+        return x if binary is None else binary(x * LOG2_E) / LOG2_E
+
+    def by(self, name: str, usual: Change) -> Change:
+        """A function, or that which the candidate has in its place."""
+        return self.changes.get(name, usual)
+
+    def _stored(self, step: str, x: Tensor) -> Tensor:
+        """A result that the policy rounds, unless the candidate has another format for it."""
+        place = OF_POLICY[step]
+        return self.at(place, x if place in self.changes else Stored(getattr(self.policy, step).to)(x))
+
+    @property
+    def _heads(self) -> Tensor:
+        """The head of k and v that each head of q reads."""
+        return self.at("heads", torch.arange(self.inputs["q"].shape[1]) // self.inputs.group) % self.inputs["k"].shape[1]
+
+    def _qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        """q, and k and v of each head of q."""
+        q, k, v = (x.double() for x in self.inputs.qkv)
+        clean = self.by("padding", self.inputs.mask.without_padding)
+        return self._read("q", q), self._read("k", clean(k))[:, self._heads], self._read("v", clean(v))[:, self._heads]
+
+    def _read(self, name: str, x: Tensor) -> Tensor:
+        """An input, which a kernel may store in another format, with a scale of each tile too."""
+        whole = (self.inputs.whole or self.inputs.tensors)[name]
+        read: Tensor = self.by(READ[name], lambda x, bc, whole: x)(x, self.layout.bc, whole)
+        return read
+
+    def _scores(self, q: Tensor, k: Tensor) -> Tensor:
+        """`scale Q K^T`, and -inf where a query does not see a key."""
+        mask, (queries, keys), scale = self.inputs.mask, self.inputs.sizes, self.at("scale", self.inputs.scale)
+        q, k = self.at("scaled Q", self.at("Q", q) * scale), self.at("scaled K", k * scale) / scale
+        s = self.by("product", torch.matmul)(q, k.mT) / scale
+        s = self.at("scaled scores", self.at("scores", s) * scale)
+        position, key = self.at("position", torch.arange(queries)[:, None] + (keys - queries)), torch.arange(keys)
+        hidden = torch.zeros(1, 1, queries, keys, dtype=torch.bool)
+        if mask.causal:
+            hidden = hidden | (key > self.at("limit", position))
+        if mask.window is not None:
+            hidden = hidden | ((position - key).abs() >= self.at("window", mask.window))
+        if mask.key_lengths is not None:
+            hidden = hidden | (key >= self.at("lengths", torch.tensor(mask.key_lengths))[:, None, None, None])
+        return s.masked_fill(hidden, NEVER)
+
+    def forward(self) -> Outputs:
+        """Out and LSE; splits are merged in FP64."""
+        (q, k, v), keys = self._qkv(), self.inputs.sizes[1]
+        bc = min(self.layout.bc, keys)
+        s, parts = self._scores(q, k), list[tuple[Tensor, Tensor]]()
+        unseen = self.at("padding of tiles", NEVER) if self.inputs.mask.is_none else NEVER
+        for start, stop in self.layout.ranges(keys):
+            rest = (start - stop) % bc
+            scores = pad(s[..., start:stop], (0, rest), value=unseen).unflatten(-1, (-1, bc))
+            values = pad(v[..., start:stop, :], (0, 0, 0, rest)).unflatten(-2, (-1, bc))
+            parts.append(self._split(self.at("tiles of scores", scores), self.at("tiles of V", values)))
+        out, lse = (torch.stack(each) for each in zip(*parts, strict=True))
+        if len(parts) > 1:
+            out, lses = self.at("the O of splits", out), self.at("the LSE of splits", lse)
+            lse = torch.logsumexp(lses, 0, keepdim=True)
+            weights = self.at("weights of splits", torch.exp(lses - lse.masked_fill(lse == NEVER, 0.0)))
+            out = self.by("merge", lambda weights, out: (weights * out).sum(0, keepdim=True))(weights, out)
+        out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)
+        return {"out": self._stored("output", out), "lse": lse.squeeze(-1)}
+
+    def _split(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """O / l and LSE over some tiles, of scores `[batch, heads, queries, tiles, keys]`."""
+        if self.layout.reverse:
+            s, v = s.flip(-2), v.flip(-3)
+        top, scheme = s.amax(-1), self.layout.scheme
+        m = self._maximum(self.at("the running maximum", (top * LOG2_E).ceil() / LOG2_E if scheme is Scheme.WHOLE else top))
+        shift = m.masked_fill(m == NEVER, 0.0)
+        falls = self.at("the fall of m", pad(self.at("the maximum that is kept", m[..., :-1]), (1, 0), value=NEVER) - shift)
+        alpha = self.at("alpha", self.by("exp of alpha", torch.exp)(falls))
+        of_o, of_l = self.at("alpha of O", alpha), self.at("alpha of l", alpha)
+        p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", s - self.at("the m of P", shift)[..., None])))
+        divisor = torch.ones(())
+        if scheme is Scheme.DIVIDED:
+            divisor = self.at("the row sum", p.sum(-1, keepdim=True)).clamp(min=1e-300)
+        if scheme is Scheme.TILE:
+            divisor = torch.exp(top - shift).masked_fill(top == NEVER, 1.0)[..., None]
+        p, stored = self.at("terms of l", (p, self._stored("probabilities", p / divisor) * divisor))
+        sums, products = (
+            self.at("the row sum of each tile", self.by("sum", row_sums)(p)),
+            self.at("the product P V", stored.transpose(2, 3) @ v),
+        )
+        total, o = torch.zeros_like(sums[..., 0, :]), torch.zeros_like(products[:, :, 0])
+        for tile in range(s.shape[-2]):
+            total = self.at("the row sum", of_l[..., tile, None] * total + sums[..., tile, :])
+            rescaled = self.at("the rescaled accumulator", of_o[..., tile, None] * o)
+            if "the sum of P V" in self.changes:
+                o = self.changes["the sum of P V"](rescaled, stored[..., tile, :], v[..., tile, :, :])
+            else:
+                o = self.at("the accumulator", rescaled + products[:, :, tile])
+            if "the accumulator divided in every tile" in self.changes:
+                o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
+        lse, total = (
+            m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0) + self.at("the l of the LSE", total).log(),
+            total.masked_fill(total == 0, 1.0),
+        )
+        return self.at("the dividend O", o) * self.at("1 / l", 1 / self.at("the divisor l", total)), lse
+
+    def _maximum(self, top: Tensor) -> Tensor:
+        """The running maximum of those of the tiles; a lazy one stays until it is too low by more than a threshold."""
+        threshold, place = self.at("threshold", LAZY * (self.layout.scheme is Scheme.LAZY)), "the maximum that is kept"
+        if not threshold and place not in self.changes:
+            return top.cummax(-1).values
+
+        def risen(m: Tensor, each: Tensor) -> Tensor:
+            kept = self.at(place, m)
+            return torch.where(each - kept > threshold, each, kept)
+
+        return torch.stack(list(itertools.accumulate(top.unbind(-1), risen)), -1)
+
+    def backward(self) -> Outputs:
+        """The gradients, from the O and the LSE that were saved."""
+        (q, k, v), do, lse = self._qkv(), self._read("do", self.inputs["do"].double()), self.inputs["lse"].double()[..., None]
+        below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
+        p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
+        dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)
+        terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
+        delta = self.at("delta", self.by("sum", row_sums)(terms))
+        ds = p * self.at("dP - delta", dp - delta)
+        if "P dP" in self.changes:
+            ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
+        ds = self._stored("ds", ds)
+        dq = self._summed("dQ", ds, k) * self.at("scale of dQ", self.inputs.scale)
+        dk = self._summed("dK", ds.mT, q) * self.at("scale of dK", self.inputs.scale)
+        dv = self._summed("dV", self._stored("probabilities", p).mT, do)
+        dk, dv = self.at("dK and dV", (self._of_groups(dk), self._of_groups(dv)))
+        return {name: self._stored("output", x) for name, x in {"dq": dq, "dk": dk, "dv": dv}.items()}
+
+    def _summed(self, name: str, a: Tensor, b: Tensor) -> Tensor:
+        """`a b`, of which the products of tiles, and their running sum, may be stored."""
+        if not self.changes.keys() & {f"the {what} of {name}" for what in OF_SUMS}:
+            return a @ b
+        total, starts = 0 * (a[..., :1] @ b[..., :1, :]), self.at(f"the tiles of {name}", range(0, a.shape[-1], self.layout.bc))
+        for start in starts[:: -1 if self.layout.reverse else 1]:
+            here = slice(start, start + self.layout.bc)
+            total = self.at(
+                f"the running sum of {name}", total + self.at(f"the products of {name}", a[..., here] @ b[..., here, :])
+            )
+        return total
+
+    def _of_groups(self, gradient: Tensor) -> Tensor:
+        """The sums over the heads that share one of k and v."""
+        gradient = self.at("dK and dV of each head", gradient) if self.inputs.group > 1 else gradient
+        numbers = torch.arange(len(self._heads)) % self.inputs.group
+        gradient = gradient * self.by("heads of a group", torch.ones_like)(numbers)[:, None, None]
+        return torch.zeros_like(gradient[:, :: self.inputs.group]).index_add(1, self._heads, gradient)

@@ -86,7 +86,7 @@ class Candidate:
         """Both at once; None where they meet in a place."""
         if self.changes.keys() & other.changes.keys():
             return None
-        step, title = (f"{one} and {another}" for one, another in ((self.step, other.step), (self.title, other.title)))
+        step, title = " and ".join(sorted((self.step, other.step))), f"{self.title} and {other.title}"
         return Candidate(step, title, {**self.changes, **other.changes}, self.permitted and other.permitted, fitted=True)
 
 

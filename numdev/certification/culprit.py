@@ -226,7 +226,8 @@ class Search:
         return sum(math.log(max(r, _LEAST)) for r in left) / len(left)
 
     def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
-        return self.left(hypothesis, cases) < _SETTLED
+        is_explained = all(self._share(hypothesis, name, cases) > _EXPLAINED for name in self.errs)
+        return is_explained and self.left(hypothesis, cases) < _SETTLED
 
     def declared(self) -> list[Hypothesis]:
         """The declared policy in all layouts."""
@@ -356,7 +357,7 @@ class Search:
     def rank(self, hypothesis: Hypothesis) -> Rank:
         """On all cases."""
         candidate, layout = hypothesis
-        share = min(self._share(hypothesis, name) for name in self.errs or self.outputs)
+        share = min(self._share(hypothesis, name, self.cases) for name in self.errs or self.outputs)
         score = self.score(hypothesis, self.cases)
         return Rank(
             f"{candidate.step}={candidate.title}",
@@ -368,10 +369,10 @@ class Search:
             candidate.permitted,
         )
 
-    def _share(self, hypothesis: Hypothesis, name: str) -> float:
+    def _share(self, hypothesis: Hypothesis, name: str, every: Sequence[Compared]) -> float:
         """Of the error of an output what is explained: the mean over the cases on which it errs more than permitted."""
         limit = _ERRS_LSE if name == "lse" else _ERRS
-        cases = [case for case in self.cases if case.excess[name] > limit] or self.cases
+        cases = [case for case in every if case.excess[name] > limit] or every
         return sum(max(0.0, 1 - case.left(*hypothesis)[name] ** 2) for case in cases) / len(cases)
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,18 +32,24 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the kernels are those of the tests
 
+from numdev.arithmetic.formats import BF16
 from numdev.certification.accuracy import Predictions, Verdict
 from numdev.certification.accuracy import judge as of_figures
 from numdev.certification.cases import CASES
 from numdev.certification.certificate import Certificate, certify
 from numdev.certification.kernel import kernel_of
 from numdev.certification.probes import PROBES
+from numdev.errors import BadInput
 from tests.certification.forward_kernels import Flash, Step, bf16, same
 from tests.certification.test_planted import is_named, table
 from tests.certification.triton_kernels import TritonBackward, TritonForward
 
 FIRST_SEED = 7001  # on which certify was not developed
-REAL = {"cpu": ("sdpa",), "cuda": ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flex", "triton")}
+REAL = {
+    "cpu": ("sdpa",),
+    "cuda": ("sdpa_flash", "sdpa_efficient", "sdpa_cudnn", "flex", "triton", "flash_attn_3", "flash_attn_4"),
+}
+GRADIENTS = ("triton", "flex", "flash_attn_4")
 Row = dict[str, object]
 
 
@@ -226,10 +233,18 @@ class Task:
 
 
 def right(device: str) -> dict[str, Any]:
-    """The kernels that may not fail."""
-    if device == "cuda":
-        return {**{name: name for name in REAL[device]}, "Triton": TritonForward(), "gradients: Triton": TritonBackward()}
-    return {**{name: name for name in REAL[device]}, **{name: kernel for name, (kernel, _) in table("CORRECT").items()}}
+    """The kernels that may not fail, those of packages where they are installed."""
+
+    def is_installed(name: str) -> bool:
+        with suppress(BadInput):
+            return bool(kernel_of(name, BF16, torch.device(device)))
+        return False
+
+    real = {name: name for name in REAL[device] if is_installed(name)}
+    if device == "cpu":
+        return real | {name: kernel for name, (kernel, _) in table("CORRECT").items()}
+    gradients = {f"gradients: {name}": name for name in GRADIENTS if name in real}
+    return {**real, **gradients, "Triton": TritonForward(), "gradients: Triton": TritonBackward()}
 
 
 def alarm(task: Task) -> Row:

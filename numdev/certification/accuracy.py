@@ -168,7 +168,7 @@ class Known:
     def predict(self, candidate: Candidate, layout: Layout, of_kernel: Outputs) -> Outputs:
         """Some rows of the outputs of a candidate, in the dtypes that hold their formats; see `Simulation`."""
         page = self.predictions.page(f"{self.name} {layout!r}")
-        if candidate.title in page:
+        if candidate.title in page and not candidate.fitted:  # one that is fitted may have the title of another
             return page[candidate.title]
         simulation = Simulation(self.inputs, self.predictions.policy, layout, candidate.changes, of_kernel)
         whole, dtype = self.predictions.of_pass.simulated(simulation), self.inputs.tensors["q"].dtype

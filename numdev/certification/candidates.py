@@ -193,6 +193,18 @@ def scaled(factors: Mapping[float, float]) -> Candidate:
     return Candidate("scale", f"a scale of the scores off by {percent:+.2g} %", change, fitted=True)
 
 
+def saturated(most: float) -> Candidate:
+    """P no larger than a number, as in a format that a factor takes to its end."""
+    return Candidate("probabilities", f"P that saturates at {most:.3g}", {"P": partial(torch.clamp, max=most)}, fitted=True)
+
+
+def off(name: str, factor: float) -> Candidate:
+    """A result, but for the LSE, times a factor."""
+    place, change = {"out": "1 / l", "dq": "scale of dQ", "dk": "scale of dK"}.get(name, ""), partial(operator.mul, factor)
+    changes: dict[str, Change] = {place: change} if place else {"dK and dV": lambda pair: (pair[0], change(pair[1]))}
+    return Candidate("output", f"{'O' if name == 'out' else symbol(name)} times {factor:.4g}", changes, fitted=True)
+
+
 def unknown_errors(precision: int, *, has_lse: bool) -> Iterator[Candidate]:
     """Of a step that acts on whole rows of the output alike, or on the LSE: whatever error the results show.
 

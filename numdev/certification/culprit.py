@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -28,6 +28,8 @@ from numdev.certification.candidates import (
     UNSPLIT,
     Candidate,
     by_polynomial,
+    off,
+    saturated,
     scaled,
     unknown_errors,
     variants,
@@ -50,8 +52,9 @@ _MOST_SCORES = 1 << 22  # of a case
 _TOO_MANY = "was given too many tokens to look for the step that errs"
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
-_LEAST_SCALE = 1e-6
-_STEP, _STEPS, _FAR = 1e-4, 16, 0.5  # of a parameter that is fitted
+_LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
+_STEP, _STEPS, _FAR = 1e-4, 16, 0.5  # of a parameter that is fitted; so far a polynomial may be from the usual one
+_START = 0.9  # of a factor of results, or a limit of P, which is at most 1
 Results = Sequence[tuple[Known, Outputs]]
 Hypothesis = tuple[Candidate, Layout]
 
@@ -249,13 +252,14 @@ class Search:
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first."""
         views, layouts = self.in_one_tile or self.few, ONE_TILE[: 2 if self.of_pass is FORWARD else 1]
-        ranked = self.with_variants(product([*self.catalogue, *self.scales(views)], layouts), views)
+        of_splits = [each for each in self.catalogue if each.step == "splits"]  # of which one alone may hold what a row sees
+        tried = [*product([*self.catalogue, *self.factors(views)], layouts), *product(of_splits, [Layout(_FEW_KEYS, splits=2)])]
+        ranked = self.with_variants(tried, views)
         if not self.is_settled(ranked[0], views):
             ranked = self.best([*ranked, *product(self.polynomials(views), layouts)], views)
         ranked = self.combined(ranked, views)
         groups = self.of_pass.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
-            of_splits = [each for each in self.catalogue if each.step == "splits"]  # which may cut few keys too
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
             return self.in_layouts(ranked, of_splits, of_splits, [of_keys])
         pool, alike = (list(dict.fromkeys(each for each, _ in self.within(ranked, views, margin))) for margin in (_POOL, _ALIKE))
@@ -310,8 +314,14 @@ class Search:
             ranked = combined
         return ranked
 
-    def scales(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """Scores times the factor that is nearest, one for each scale that cases have."""
+    def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
+        """A result, or scores, times the factor that is nearest, of scores one for each scale; P with the nearest limit."""
+        makers: list[Callable[[float], Candidate]] = [partial(off, name) for name in self.errs]
+        makers += [saturated] if self.of_pass is FORWARD and self.errs else []
+        for make in makers if "lse" not in self.errs else ():  # which none of these changes
+            (factor,) = self.fitted(lambda x: make(*x), (_START,), cases)  # noqa: B023
+            if abs(factor - 1) > _LEAST_FACTOR:
+                yield make(factor)
         factors = dict[float, float]()
         for case in (*cases, *self.cases):
             scale = case.known.inputs.scale
@@ -325,12 +335,17 @@ class Search:
         for degree, start in product((1, 2, 3), (0.0, 0.5)):
             best = tuple(coefficient / 2**start for coefficient in EXP2_MINIMAX[degree])
             coefficients = self.fitted(lambda x: next(by_polynomial(x, start)), best, cases)  # noqa: B023
-            yield from by_polynomial(coefficients, start, fitted=True)
+            if all(abs(own - usual) < _FAR for own, usual in zip(coefficients, best, strict=True)):
+                yield from by_polynomial(coefficients, start, fitted=True)
 
     def fitted(
         self, make: Callable[[tuple[float, ...]], Candidate], start: tuple[float, ...], cases: Sequence[Compared]
     ) -> tuple[float, ...]:
-        """The parameters that leave least, by Gauss-Newton steps along slopes without roundings, halved where they fail."""
+        """The parameters that leave least, by Gauss-Newton steps along slopes without roundings, halved where they fail.
+
+        The LSE tells most, if it errs, since nothing is rounded to few bits after it.
+        """
+        outputs = ["lse"] if "lse" in self.errs else self.outputs
         of_pass, own = self.of_pass, cases[0].known.predictions.policy
         golden, x = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
 
@@ -338,7 +353,7 @@ class Search:
             parts, changes = [], make(tuple(x.tolist())).changes
             for case in cases:
                 rows = case.rows(some_rows(of_pass.simulated(Simulation(case.known.inputs, policy, ONE_TILE[0], changes))))
-                parts += [((case.own[name] - rows[name]) / case.sizes[name][0]).flatten() for name in self.outputs]
+                parts += [((case.own[name] - rows[name]) / case.sizes[name][0]).flatten() for name in outputs]
             return torch.cat(parts).nan_to_num(0.0, 0.0, 0.0)
 
         unit = torch.eye(len(x), dtype=x.dtype)
@@ -352,7 +367,7 @@ class Search:
             else:
                 step = step / 2
             x = best - step
-        return tuple(best.tolist()) if bool(((best - torch.tensor(start)).abs() < _FAR).all()) else start
+        return tuple(best.tolist())
 
     def rank(self, hypothesis: Hypothesis) -> Rank:
         """On all cases."""

@@ -436,6 +436,8 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "exponent in FP16": (Flash(48, base2=True, exp=lambda x: fp16(torch.exp2(fp16(x)))), "exp"),
     "S - m in BF16": (Flash(144, exp=lambda x: torch.exp(bf16(x))), "exp"),
     "2^x of degree 2": (Flash(112, base2=True, exp=exp_of_degree(1.0, 0.65571, 0.34429)), "exp"),
+    "Schraudolph's exponential": (Flash(80, base2=True, exp=schraudolph), "exp"),
+    "output times 0.99": (F.but(out=lambda x: (0.99 * x).bfloat16()), "output"),
     "2^x of degree 3": (Flash(160, base2=True, exp=exp_of_degree(1.0, 0.6951, 0.2276, 0.0773)), "exp"),
     "2^x of a table": (Flash(112, base2=True, exp=table_of(64)), "exp"),
     "V in E4M3 by columns": (Flash(96, load=quantised("v", 448.0, e4m3, -2)), "^v="),
@@ -523,7 +525,5 @@ OUTSIDE: dict[str, Step] = {
     "S capped by tanh": F.but(scores=lambda s: 10 * (s / 10).tanh()),
     "linear bias": Flash(1 << 20, scores=linear_bias),
     "temperature by head": B2.but(load=per_head_temperature),
-    "Schraudolph's exponential": Flash(80, base2=True, exp=schraudolph),
-    "output times 0.99": F.but(out=lambda x: (0.99 * x).bfloat16()),
 }
 """Faults that surely no catalogue has, so that a name would be wrong."""

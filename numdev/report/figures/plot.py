@@ -396,7 +396,7 @@ def _rows(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], n
     order, places, dots = list(lines), {x: place for place, x in enumerate(names)}, list[marks.Dot]()
     count = max(sum(x in cells for cells in lines.values()) for x in names)
     for key, cells in lines.items():
-        look, shift = looks[key], _SPREAD * (order.index(key) / (count - 1) - 0.5) if count > 1 else 0.0
+        look, shift = looks[key], _SPREAD * (order.index(key) / (len(order) - 1) - 0.5) if count > 1 else 0.0
         for x, one in cells.items():
             text = marks.scientific(one.estimate) if one is not None and count == 1 else ""
             absent = "NaN or Inf" if _is_broken(one) else "0"

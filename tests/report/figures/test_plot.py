@@ -103,6 +103,15 @@ def test_numbers_are_in_order_and_a_missing_one_is_last() -> None:
     assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == ["256", "1024", "none"]
 
 
+def test_dots_stay_in_their_row_where_no_row_has_every_colour() -> None:
+    pairs = [("a", 1), ("a", 2), ("b", 2), ("b", 3)]
+    frame = pd.concat([table().iloc[:1]] * len(pairs)).assign(key=range(len(pairs)))
+    frame["label.name"], frame["label.colour"] = [name for name, _ in pairs], [f"c{colour}" for _, colour in pairs]
+    figure: Any = plot(frame, x="name", y="rmse", colour="colour")
+    rows = [round(y) for line in lines(figure).values() for _, y in line]
+    assert rows == [0, 0, 1, 1]
+
+
 def test_without_a_word_the_longest_axis_of_numbers_lies_across() -> None:
     assert usual(table()) == View("problem.n", "rmse", ("tiling.bc",))
     frame = table().assign(**{"scenario.title": lambda t: np.where(t["label.problem.n"] > 300, "a", "b")})

@@ -125,7 +125,7 @@ _BACKWARD_STEPS = {
         )
         for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk", "dv"))
     },
-    "heads": ("dK and dV of each head",),
+    "heads": ("dK and dV of each head", "the sum of dK and dV over heads"),
 }
 _8_BITS, _SCALED = (Stored(E4M3FN), Stored(E5M2)), (Stored(E4M3FN, 2.0**8), Stored(E5M2, 2.0**8))
 _IN_8_BITS = dict.fromkeys(("scores", "the product P V", "the O that is read", "the dO of dP"), _8_BITS) | {
@@ -376,6 +376,16 @@ def _late(v: Tensor, tile: int) -> Tensor:
     return torch.where((torch.arange(v.shape[-3]) == tile)[:, None, None], moved, v)
 
 
+def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
+    flushed: Tensor = then(p.masked_fill(p < least, 0.0))
+    return flushed
+
+
+def _stale(v: Tensor, step: int, tiles: slice) -> Tensor:
+    """Some tiles, of which each finds that before or after it, in a buffer that is not filled again."""
+    return v.index_copy(-3, torch.arange(v.shape[-3])[tiles], v.roll(step, -3)[..., tiles, :, :])
+
+
 def _without_partial(tiles: Tensor) -> Tensor:
     return _with(tiles, -2, -1, NEVER) if bool(tiles[..., -1, -1].isneginf().all()) else tiles
 
@@ -394,11 +404,15 @@ _FORWARD_FAULTS: tuple[tuple[str, str, str, Change], ...] = (
     ("lse", "an LSE in base 2", "the LSE", lambda x: x * LOG2_E),
     ("lse", "an LSE times log 2", "the LSE", lambda x: x / LOG2_E),
     ("heads", "a last head that is not computed", "results", lambda out, lse, _: (_with(out, 1, -1, 0.0), lse)),
-    ("padding", "padding of the last tile counted in the row sum", "padding of tiles", lambda _: 0.0),
     ("tile", "a last tile left out", "tiles of scores", lambda x: _with(x, -2, -1, NEVER)),
     ("tile", "a last partial tile left out", "tiles of scores", _without_partial),
     ("splits", "splits weighed by 2 to the power of their LSE", "weights of splits", lambda x: _shares(x ** math.log(2))),
     ("splits", "splits averaged without their LSE", "weights of splits", lambda x: torch.full_like(x, 1 / len(x))),
+    ("splits", "splits weighed by l without m", "what weighs splits", lambda lses, m: lses - m),
+    ("splits", "splits weighed by m without l", "what weighs splits", lambda lses, m: m),
+    ("tile", "V of the tile before", "tiles of V", partial(_stale, step=1, tiles=slice(1, None))),
+    ("tile", "V of the tile after", "tiles of V", partial(_stale, step=-1, tiles=slice(None, -1))),
+    ("tile", "V of the tile before in the last one", "tiles of V", lambda v: _stale(v, 1, slice(max(1, v.shape[-3] - 1), None))),
 )
 _BACKWARD_FAULTS: tuple[tuple[str, str, str, Change], ...] = (
     ("delta", "dS without delta", "delta", lambda x: 0 * x),
@@ -434,6 +448,10 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     yield from _inputs("q", "k", "v", "q k", "q k v")
     yield from _with_scales("probabilities", "P")
     yield from (Candidate("probabilities", f"P in {fmt.upper()}", {"P": MICROSCALED[fmt]}) for fmt in _MICROSCALED)
+    for power in (*range(6, 17), 20, 24):
+        title, flushed = f"below 2^-{power} flushed", partial(_flushed, least=2.0**-power)
+        yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})
+        yield Candidate("exponential", f"exponentials {title}", {"exponentials": flushed})
     for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
         shares = partial(_shares, stored=stored)
         yield Candidate("splits", f"weights of splits in {stored}, divided by their sum", {"weights of splits": shares})
@@ -445,6 +463,8 @@ def _forward_catalogue(declared: Precision) -> Iterator[Candidate]:
             merge = partial(_merged, stored=stored, by_pairs=by_pairs, sums_alone=sums_alone)
             yield Candidate("splits", title, {"merge": merge})
     yield from (Candidate(step, title, {place: change}) for step, title, place, change in _FORWARD_FAULTS)
+    filled: dict[str, Change] = {"padding of tiles": lambda _: 0.0, "the most keys of a tile": lambda keys: max(keys, _SIZES[-1])}
+    yield Candidate("padding", "padding of the last tile counted in the row sum", filled)
     for tile in range(1, _LATE):
         late, missed = partial(_late, tile=tile), partial(_with, dim=-1, place=tile, value=1.0)
         yield Candidate("tile", f"V of tile {tile} read a key too early", {"tiles of V": late})

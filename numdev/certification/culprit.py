@@ -252,8 +252,9 @@ class Search:
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first."""
         views, layouts = self.in_one_tile or self.few, ONE_TILE[: 2 if self.of_pass is FORWARD else 1]
-        of_splits = [each for each in self.catalogue if each.step == "splits"]  # of which one alone may hold what a row sees
-        tried = [*product([*self.catalogue, *self.factors(views)], layouts), *product(of_splits, [Layout(_FEW_KEYS, splits=2)])]
+        of_splits, of_padding = ([each for each in self.catalogue if each.step == step] for step in ("splits", "padding"))
+        tried = [*product([*self.catalogue, *self.factors(views)], layouts), *product(of_padding, UNSPLIT)]
+        tried += product(of_splits, [Layout(_FEW_KEYS, splits=2)])  # of which one alone may hold what a row sees
         ranked = self.with_variants(tried, views)
         if not self.is_settled(ranked[0], views):
             ranked = self.best([*ranked, *product(self.polynomials(views), layouts)], views)
@@ -439,7 +440,7 @@ def find(results: Results) -> Culprit:
     errs = [name for name in limits if any(float(each[name][:, 0].mean()) > limits[name] for each in ratios if name in each)]
     search = Search(cases, errs)
     tried = search.declared()
-    if not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
+    if errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried
     if errs and search.of_pass is FORWARD and not search.rank(tried[0]).is_explained:
         unknown = of_steps(search.unknown())

@@ -179,25 +179,25 @@ class Simulation:
     def forward(self) -> Outputs:
         """Out and LSE; splits are merged in FP64."""
         (q, k, v), keys = self._qkv(), self.inputs.sizes[1]
-        bc = min(self.layout.bc, keys)
-        s, parts = self._scores(q, k), list[tuple[Tensor, Tensor]]()
+        bc = min(self.layout.bc, self.at("the most keys of a tile", keys))
+        s, parts = self._scores(q, k), list[tuple[Tensor, Tensor, Tensor]]()
         unseen = self.at("padding of tiles", NEVER) if self.inputs.mask.is_none else NEVER
         for start, stop in self.layout.ranges(keys):
             rest = (start - stop) % bc
             scores = pad(s[..., start:stop], (0, rest), value=unseen).unflatten(-1, (-1, bc))
             values = pad(v[..., start:stop, :], (0, 0, 0, rest)).unflatten(-2, (-1, bc))
             parts.append(self._split(self.at("tiles of scores", scores), self.at("tiles of V", values)))
-        out, lse = (torch.stack(each) for each in zip(*parts, strict=True))
-        if len(parts) > 1:
+        out, lse, m = (torch.stack(each) for each in zip(*parts, strict=True))
+        if self.layout.splits > 1:
             out, lses = self.at("the O of splits", out), self.at("the LSE of splits", lse)
-            lse = torch.logsumexp(lses, 0, keepdim=True)
-            weights = self.at("weights of splits", torch.exp(lses - lse.masked_fill(lse == NEVER, 0.0)))
+            lse, logs = torch.logsumexp(lses, 0, keepdim=True), self.by("what weighs splits", lambda lses, m: lses)(lses, m)
+            weights = self.at("weights of splits", torch.softmax(logs, 0).nan_to_num(0.0))
             out = self.by("merge", lambda weights, out: (weights * out).sum(0, keepdim=True))(weights, out)
         out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)
         return {"out": self._stored("output", out), "lse": lse.squeeze(-1)}
 
-    def _split(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """O / l and LSE over some tiles, of scores `[batch, heads, queries, tiles, keys]`."""
+    def _split(self, s: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """O / l, LSE and m over some tiles, of scores `[batch, heads, queries, tiles, keys]`."""
         if self.layout.reverse:
             s, v = s.flip(-2), v.flip(-3)
         top, scheme = s.amax(-1), self.layout.scheme
@@ -227,11 +227,9 @@ class Simulation:
                 o = self.at("the accumulator", rescaled + products[:, :, tile])
             if "the accumulator divided in every tile" in self.changes:
                 o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
-        lse, total = (
-            m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0) + self.at("the l of the LSE", total).log(),
-            total.masked_fill(total == 0, 1.0),
-        )
-        return self.at("the dividend O", o) * self.at("1 / l", 1 / self.at("the divisor l", total)), lse
+        last = m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0)
+        lse, total = last + self.at("the l of the LSE", total).log(), total.masked_fill(total == 0, 1.0)
+        return self.at("the dividend O", o) * self.at("1 / l", 1 / self.at("the divisor l", total)), lse, last
 
     def _maximum(self, top: Tensor) -> Tensor:
         """The running maximum of those of the tiles; a lazy one stays until it is too low by more than a threshold."""
@@ -280,4 +278,7 @@ class Simulation:
         gradient = self.at("dK and dV of each head", gradient) if self.inputs.group > 1 else gradient
         numbers = torch.arange(len(self._heads)) % self.inputs.group
         gradient = gradient * self.by("heads of a group", torch.ones_like)(numbers)[:, None, None]
-        return torch.zeros_like(gradient[:, :: self.inputs.group]).index_add(1, self._heads, gradient)
+        total, group = torch.zeros_like(gradient[:, :: self.inputs.group]), self.inputs.group
+        for i in range(group):
+            total = self.at("the sum of dK and dV over heads", total.index_add(1, self._heads[i::group], gradient[:, i::group]))
+        return total

@@ -88,8 +88,9 @@ class Problem:
         """Each of our kernels alone."""
         request = portable.BackwardRequest(RUNS.precision, RUNS.recompute, launches)
         inputs = portable.Inputs(*self.inputs, self.saved.out, self.saved.lse)
-        call = portable.BackwardCall(request, inputs, self.mask, inputs.q.shape[-1] ** -0.5)
-        return {"prepare": call.prepare, "dk_dv": call.dk_dv, "dq": call.dq}
+        plan = portable.BackwardPlan(request, inputs, self.mask, inputs.q.shape[-1] ** -0.5)
+        memory, kernels = plan.memory(), {"prepare": plan.prepare, "dk_dv": plan.dk_dv, "dq": plan.dq}
+        return {name: partial(kernel, inputs, memory) for name, kernel in kernels.items()}
 
 
 def repeated(run: Call) -> Call:

@@ -129,7 +129,8 @@ class Candidate:
     def _call(self, q: Tensor, k: Tensor, v: Tensor) -> Callable[[], Tensor]:
         warps, stages = self.launch.warps, self.launch.stages
         request = portable.Request(self.attend.precision, self._tiling, self.attend.softmax, warps=warps, stages=stages)
-        return lambda: portable.run(request, q, k, v, self.mask, self.head_dim**-0.5)[0]
+        plan = portable.plan(request, q, k, v, self.mask, self.head_dim**-0.5)
+        return lambda: plan.run(q, k, v)[0]
 
 
 if __name__ == "__main__":

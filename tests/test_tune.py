@@ -57,14 +57,14 @@ def test_without_a_gpu_it_ends_with_a_sentence(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.parametrize("fmt", [FP16, *(pytest.param(fmt, marks=pytest.mark.exhaustive) for fmt in (BF16, FP32, E5M2))])
 def test_a_candidate_is_held_against_its_emulation(device: str, fmt: Format, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = portable.run
+    made = portable.plan
 
     def right(wrong: float) -> bool:
-        def scaled(*arguments: Any) -> tuple[Any, ...]:
-            out, *rest = run(*arguments)
-            return out * wrong, *rest
+        def scaled(*arguments: Any) -> Any:
+            plan = made(*arguments)
+            return plan._replace(run=lambda *qkv: (plan.run(*qkv)[0] * wrong,))
 
-        monkeypatch.setattr(portable, "run", scaled)
+        monkeypatch.setattr(portable, "plan", scaled)
         return tune.Candidate(Triton(fmt), INTERPRETED, 16, CAUSAL, torch.device(device)).is_right()
 
     assert right(1.0)

@@ -24,6 +24,8 @@ from numdev.attention.groups import AcceptedSettings
 from numdev.attention.kernels.launch import (
     LARGE,
     Launch,
+    Plan,
+    Planned,
     check_scale,
     choose_backward,
     device_of,
@@ -44,7 +46,7 @@ _FEWEST_TILES, _MOST_SCORES = 128, 1 << 31
 
 
 @dataclass(frozen=True)
-class Instrumented(OverTiles):
+class Instrumented(Planned, OverTiles):
     """The recurrence of `Tiled` with its casts compiled into a Triton kernel.
 
     It agrees with `Tiled` bit for bit where products and sums are exact by construction, elsewhere as this module's text says.
@@ -71,20 +73,27 @@ class Instrumented(OverTiles):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, for what the kernel does not have, and where no kernel can run.
         """
+        plan = self.prepared(q, k, v, mask=mask, scale=scale)
+        return Output(*plan.run(q, k, v), launch=plan.launch)
+
+    def _prepare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Plan:
         check_shapes(q, k, v, mask)
         require(q.device)
         from numdev.attention.kernels import portable
 
-        factor, device, stored = _factor(self.precision, q, scale), device_of(q.device), _stored(self.storage)
+        factor, device, storage = _factor(self.precision, q, scale), device_of(q.device), self.storage
         launch = Launch(0, 0, 4, 2).with_sides(self.tiling.br, self.tiling.bc, LARGE)
-        launch = launch.with_stages(lambda each: device.holds(shared_bytes(each, stored, q.shape[-1])))
+        launch = launch.with_stages(lambda each: device.holds(shared_bytes(each, _stored(storage), q.shape[-1])))
         settings = self.precision, self.tiling, self.softmax
         request = portable.Request(*settings, exactly=True, warps=launch.warps, stages=launch.stages)
-        if self.softmax.scale_on is ScaleOn.QUERIES:
-            log_scale = self.softmax.log_scale
-            q, factor = self.precision.scale_queries(q.float(), factor * log_scale), 1.0 / log_scale
-        out, lse, used = portable.run(request, q.to(self.storage), k.to(self.storage), v.to(self.storage), mask, factor)
-        return Output(out, lse, launch=used)
+        log_scale, scaled = self.softmax.log_scale, self.softmax.scale_on is ScaleOn.QUERIES
+
+        def stored(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            q = self.precision.scale_queries(q.float(), factor * log_scale) if scaled else q
+            return q.to(storage), k.to(storage), v.to(storage)
+
+        plan = portable.plan(request, *stored(q, k, v), mask, 1.0 / log_scale if scaled else factor)
+        return plan._replace(run=lambda *qkv: plan.run(*stored(*qkv)))
 
     def refusal(self, q: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> str | None:
         """Why the kernel does not take a run, in its own words; None where it does, unless a tile does not fit into the GPU."""
@@ -129,7 +138,7 @@ def kernel_refusal(kernel: Instrumented, q: Tensor, k: Tensor, v: Tensor, mask: 
 
 
 @dataclass(frozen=True)
-class InstrumentedBackward(GradientsOverTiles):
+class InstrumentedBackward(Planned, GradientsOverTiles):
     """A forward pass, then the backward pass of `TiledBackward` with its casts compiled into Triton kernels.
 
     It agrees with `TiledBackward` as `Instrumented` does with `Tiled`.
@@ -164,6 +173,14 @@ class InstrumentedBackward(GradientsOverTiles):
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
         check_backward_shapes(q, k, v, do, mask, saved)
+        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
+        inputs = q, k, v, do, saved.out.float(), saved.lse.float().contiguous()
+        plan = self.prepared(*inputs, mask=mask, scale=scale)
+        return Gradients(*plan.run(inputs), launch=plan.launch)
+
+    def _prepare(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor, mask: Mask, scale: float | None
+    ) -> Plan:
         require(q.device)
         factor = _factor(self.precision, q, scale, "backward=tiled")
         TILING.check(self.tiling, "the kernel", "backward=tiled")
@@ -172,7 +189,4 @@ class InstrumentedBackward(GradientsOverTiles):
         stored, device = _stored(self.storage), device_of(q.device)
         launches = choose_backward(stored, q.shape[-1], mask, device, self.tiling.br, self.tiling.bc)
         request = portable.BackwardRequest(self.precision, self.recompute, launches, self.tiling.order, exactly=True)
-        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        inputs = portable.Inputs(q, k, v, do, saved.out.float(), saved.lse.float().contiguous())
-        gradients, launch = portable.BackwardCall(request, inputs, mask, factor).run()
-        return Gradients(*gradients, launch=launch)
+        return portable.BackwardPlan(request, portable.Inputs(q, k, v, do, out, lse), mask, factor).plan

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,8 +30,9 @@ from numdev.attention.kernels.launch import (
     ROWS,
     Device,
     Kernel,
-    Launch,
     Launches,
+    Plan,
+    Planned,
     check_scale,
     choose,
     choose_backward,
@@ -70,7 +70,7 @@ _OWN = {"attention.products", "attention.kernel"}
 
 
 @dataclass(frozen=True)
-class Triton(Attention):
+class Triton(Planned, Attention):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
@@ -181,6 +181,11 @@ class Triton(Attention):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field that no kernel, or not the one of the settings, can honour.
         """
+        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
+        plan = self.prepared(q, k, v, mask=mask, scale=scale)
+        return Output(*plan.run(q, k, v), launch=plan.launch)
+
+    def _prepare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Plan:
         check_shapes(q, k, v, mask)
         require(q.device)
         factor = check_scale(softmax_scale(q, scale))
@@ -188,19 +193,25 @@ class Triton(Attention):
             raise Unsupported("softmax.scale_on", "our kernels scale the scores; give scores, or attention=tiled")
         if self.is_tf32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"only products of fp32 can be in tf32, not {self.fmt.name}; give ieee")
-        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         kv_heads = k.shape[1]
         if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:
-            out, lse, launch = self._attend(q, k, v, mask, factor)
-            return Output(out, lse, launch=launch)
-        # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
-        rows = q.squeeze(2).unflatten(1, (kv_heads, -1))
-        out, lse, launch = self._attend(rows, k, v, replace(mask, causal=False), factor)
-        return Output(out.flatten(1, 2).unsqueeze(2), lse.flatten(1, 2).unsqueeze(2), launch=launch)
+            return self._attend(q, k, v, mask, factor)
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor, KernelLaunch]:
+        # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
+        def packed(q: Tensor) -> Tensor:
+            return q.squeeze(2).unflatten(1, (kv_heads, -1))
+
+        plan = self._attend(packed(q), k, v, replace(mask, causal=False), factor)
+
+        def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            out, lse = plan.run(packed(q), k, v)
+            return out.flatten(1, 2).unsqueeze(2), lse.flatten(1, 2).unsqueeze(2)
+
+        return plan._replace(run=run)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
         device, splits = device_of(q.device), self.splits or 1
-        launch = _launch(self, q.shape[-1], q.shape[2], mask, device)
+        launch = choose(self.fmt, q.shape[-1], q.shape[2], mask, device, self.br, self.bc)
         if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
             splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, device.multiprocessors)
         fills = self.kernel is Kernel.AUTO and splits > 1  # the portable kernel splits the keys, and fills the GPU so
@@ -210,14 +221,17 @@ class Triton(Attention):
             return host.forward(q, k, v, mask, scale, self.br)
         from numdev.attention.kernels import portable
 
-        return portable.run(_request(self, launch, splits), q, k, v, mask, scale)
+        tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=splits)
+        settings = self.precision, tiling, self.softmax, self.is_tf32
+        request = portable.Request(*settings, warps=launch.warps, stages=launch.stages)
+        return portable.plan(request, q, k, v, mask, scale)
 
 
 _PRODUCTS = "backward.products"
 
 
 @dataclass(frozen=True)
-class TritonBackward(Backward):
+class TritonBackward(Planned, Backward):
     """A forward pass, then our backward kernels under `BackwardPrecision.kernel(fmt)`, deterministic by construction.
 
     The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and
@@ -315,25 +329,30 @@ class TritonBackward(Backward):
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
         check_backward_shapes(q, k, v, do, mask, saved)
+        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
+        inputs = q, k, v, do, saved.out, saved.lse.float().contiguous()
+        plan = self.prepared(*inputs, mask=mask, scale=scale)
+        return Gradients(*plan.run(inputs), launch=plan.launch)
+
+    def _prepare(
+        self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor, mask: Mask, scale: float | None
+    ) -> Plan:
         require(q.device)
         if q.shape[-1] != v.shape[-1]:
             raise Unsupported(
                 "problem.head_dim", f"the kernels have one for q, k and v, and v has {v.shape[-1]}, q {q.shape[-1]}"
             )
         factor, device = check_scale(softmax_scale(q, scale)), device_of(q.device)
-        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
         from numdev.attention.kernels import portable
 
-        inputs = portable.Inputs(q, k, v, do, saved.out, saved.lse.float().contiguous())
+        inputs = portable.Inputs(q, k, v, do, out, lse)
         if _hopper_runs(self, mask, device, q=q, k=k, v=v, do=do):
             from numdev.attention.kernels.hopper import host
 
-            gradients, launch = host.gradients(inputs, mask, factor)
-        else:
-            launches = self.launches(q.shape[-1], mask, q.device)
-            request = _backward_request(self.fmt, self.recompute, launches, self.order or Order.FORWARD, self.tf32)
-            gradients, launch = portable.BackwardCall(request, inputs, mask, factor).run()
-        return Gradients(*gradients, launch=launch)
+            return host.gradients(inputs, mask, factor)
+        settings = self.launches(q.shape[-1], mask, q.device), self.order or Order.FORWARD, self.tf32
+        request = portable.BackwardRequest(self.precision, self.recompute, *settings)
+        return portable.BackwardPlan(request, inputs, mask, factor).plan
 
     def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both portable kernels."""
@@ -374,24 +393,3 @@ def _hopper_runs(settings: Triton | TritonBackward, mask: Mask, device: Device, 
         field = "backward.kernel" if "do" in tensors else "attention.kernel"
         raise Unsupported(field, f"the Hopper kernel cannot run this: {reason}")
     return reason is None
-
-
-@lru_cache(maxsize=256)
-def _launch(settings: Triton, head_dim: int, queries: int, mask: Mask, device: Device) -> Launch:
-    return choose(settings.fmt, head_dim, queries, mask, device, settings.br, settings.bc)
-
-
-@lru_cache(maxsize=256)
-def _request(settings: Triton, launch: Launch, splits: int) -> Any:
-    """The `portable.Request` of a call: with its constants it takes 30 us to make, more than a launch."""
-    from numdev.attention.kernels import portable
-
-    tiling, softmax = Tiling(launch.br, launch.bc, settings.order or Order.FORWARD, splits=splits), settings.softmax
-    return portable.Request(settings.precision, tiling, softmax, settings.is_tf32, warps=launch.warps, stages=launch.stages)
-
-
-@lru_cache(maxsize=256)
-def _backward_request(fmt: Format, *settings: Any) -> Any:
-    from numdev.attention.kernels import portable
-
-    return portable.BackwardRequest(BackwardPrecision.kernel(fmt), *settings)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -114,13 +117,13 @@ def test_random_requests(seed: int, device: str) -> None:
 @pytest.mark.parametrize("name", MASKS)
 def test_one_query_of_heads_that_share_keys(name: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads of a group are rows of one tile, unless a window sets them apart."""
-    shapes, run = [], portable.run
+    shapes, plan = [], portable.plan
 
     def spied(request: portable.Request, q: Tensor, *rest: Any) -> Any:
         shapes.append(tuple(q.shape))
-        return run(request, q, *rest)
+        return plan(request, q, *rest)
 
-    monkeypatch.setattr(portable, "run", spied)
+    monkeypatch.setattr(portable, "plan", spied)
     mask = fitted(MASKS[name], 53)
     splits = 3 if mask.causal else 1
     out = check(replace(SMALL, splits=splits, kernel=Kernel.PORTABLE), *draw((2, 6, 2, 1, 53, 24)), mask, device)
@@ -207,7 +210,47 @@ def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: p
         BACKWARD(*on(device, inputs), Mask())
     monkeypatch.setattr(forward, "attention", Full())
     with pytest.raises(Unsupported, match=words):
-        SMALL(*on(device, inputs[:3]), Mask())
+        SMALL(*on(device, inputs[:3]), Mask(), 0.77)  # which no other test has prepared
+
+
+@pytest.mark.parametrize("made", [lambda: replace(SMALL), lambda: Instrumented(Precision.parse("bf16"), Tiling(16, 16))])
+def test_a_call_that_was_prepared_serves_other_tensors_and_keeps_none(device: str, made: Callable[[], Any]) -> None:
+    """Of the same layout; one of another layout, mask or scale is prepared anew."""
+    launch._plans_of.cache_clear()
+    attend = made()
+    first, second = (on(device, draw(RAGGED, seed))[:3] for seed in (1, 2))
+    attend(*first, Mask(causal=True))
+    kept = [weakref.ref(x) for x in first]
+    del first
+    assert [each() for each in kept] == [None] * 3
+    transposed = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in second]
+    for inputs, mask, scale in ((second, Mask(causal=True), None), (transposed, Mask(causal=True), None), (second, Mask(), 0.3)):
+        again = attend(*inputs, mask, scale)
+        launch._plans_of.cache_clear()
+        assert torch.equal(again.out, made()(*inputs, mask, scale).out)
+    assert len(attend._plans) == 3
+    assert pickle.loads(pickle.dumps(attend)) == attend
+
+
+def test_the_second_launch_goes_to_what_the_first_has_compiled() -> None:
+    class Kernel:
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+            def launch(*arguments: object, **options: object) -> Kernel:
+                self.calls.append((grid, arguments, options))
+                return self
+
+            return launch
+
+    kernel = Kernel()
+    launcher = portable.Launcher(kernel, (5, 2), torch.device("cpu"), num_warps=4)
+    for argument in ("a", "b", "c"):
+        launcher(argument, 1)
+    first, *others = kernel.calls
+    assert first == ((5, 2), ("a", 1), {"num_warps": 4})
+    assert others == [((5, 2, 1), ("b", 1), {}), ((5, 2, 1), ("c", 1), {})]
 
 
 def test_sizes_and_formats_that_are_refused(device: str) -> None:
@@ -331,7 +374,7 @@ def test_the_kernel_combines_as_its_specification_does(policy: Precision, splits
         [(o.clone(), part[..., None].clone()) for o, part in zip(parts, lse, strict=True)]
     )
     request = portable.Request(policy, Tiling(16, 16, splits=splits), OnlineSoftmax(), exactly=True)
-    out, got = portable.combined(request, parts.to(device), lse.to(device), torch.float32)
+    out, got = portable.combined(request, parts.shape, parts.to(device).device, torch.float32)(parts.to(device), lse.to(device))
     coarsest = max(policy.rescale.to.u, policy.row_sum.accumulate.to.u, policy.accumulator.to.u)
     assert float((out.cpu() - expected).abs().max()) <= 4 * splits * coarsest * float(parts.abs().max())
     assert torch.equal(got.cpu() == float("-inf"), total[..., 0] == float("-inf"))

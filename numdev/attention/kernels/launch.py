@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from cachetools import LRUCache
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.attention.mask import Mask
+from numdev.attention.tiling import KernelLaunch
 from numdev.errors import BadInput, Unsupported
 
 TABLE = Path(__file__).resolve().parents[2] / "data" / "launch.json"
@@ -148,6 +149,8 @@ ROWS = 16  # of a block that holds all queries of a head; with more queries, blo
 IDLE = 0.1  # share of the multiprocessors that may have no program
 LARGE = 64 * 64  # pairs of a tile of a backward or instrumented kernel; a larger one needs the registers of eight warps
 _LARGE_FORWARD = 128 * 128 - 1
+_ALIGNED = 16  # bytes, by which compiled kernels differ
+_PLANS = 256  # of an implementation
 
 
 def choose(
@@ -302,6 +305,45 @@ def backward_shared_bytes(launch: Launch, fmt: Format, head_dim: int, of_rows: b
     stored = 2 if fmt.bits <= 16 else 4
     resident, streamed = (br, bc) if of_rows else (bc, br)
     return 2 * (resident + (launch.stages + 1) * streamed) * inner * stored + br * bc * 4
+
+
+class Plan(NamedTuple):
+    """A call that was prepared for tensors of the same layout, and the kernel that it launches; it holds none of the tensors."""
+
+    run: Callable[..., Any]
+    launch: KernelLaunch
+
+
+class Planned:
+    """A frozen implementation that prepares a call once for each layout of its tensors: the launch is all that is left to do."""
+
+    def prepared(self, *tensors: Tensor, mask: Mask, scale: float | None) -> Plan:
+        """Whatever decides what runs: shapes, strides, dtypes, devices and alignment."""
+        layouts = [(x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % _ALIGNED) for x in tensors]
+        key = (*layouts, mask, scale)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = self._prepare(*tensors, mask, scale)
+        return plan
+
+    def _prepare(self, *request: Any) -> Plan:
+        """Make the plan of tensors, a mask and a scale; raises what the implementation raises."""
+        raise NotImplementedError
+
+    @cached_property
+    def _plans(self) -> dict[Hashable, Plan]:
+        return _plans_of(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_plans"}
+
+
+@lru_cache(maxsize=64)
+def _plans_of(settings: Planned) -> dict[Hashable, Plan]:
+    """One for all that are equal: many are made for one call."""
+    return {}
 
 
 class Tables(LRUCache[tuple[Hashable, torch.device], Tensor]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from numdev.attention.accepts import ALL, BINARY, MASK, RECOMPUTE, TILING, Accep
 from numdev.attention.kernels import backward, casts, forward
 from numdev.attention.kernels.casts import INSTEAD, spec
 from numdev.attention.kernels.forward import Sizes, Tile, View
-from numdev.attention.kernels.launch import TABLES, Launch, Launches, block_side, held_dtype, interpreting
+from numdev.attention.kernels.launch import TABLES, Launch, Launches, Plan, block_side, held_dtype, interpreting
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn
@@ -276,15 +276,39 @@ def _finished(request: Request | BackwardRequest, x: Tensor) -> Tensor:
     return x if x.dtype == native else output.apply_(x).to(native)
 
 
-def _run(kernel: Any, grid: tuple[int, ...], launch: Launch, q: Tensor, *arguments: Any, **options: Any) -> None:
-    """Launch on the device of q; raise Unsupported if the tile does not fit."""
-    with torch.cuda.device(q.device) if q.is_cuda else nullcontext():
+class Launcher:
+    """A kernel for calls whose arguments differ in their tensors alone, which are aligned alike.
+
+    The first launch is Triton's, which compiles for the numbers among the arguments; later ones do not look for what it compiled.
+    `tile` describes the request for the error of a tile that does not fit, which is Unsupported.
+    """
+
+    def __init__(self, kernel: Any, grid: tuple[int, ...], device: torch.device, tile: str = "", **options: Any) -> None:
+        self._kernel, self._grid, self._device, self._tile, self._options = kernel, grid, device, tile, options
+        self._compiled: Callable[..., object] | None = None
+
+    def __call__(self, *arguments: Any) -> None:
+        if self._device.type == "cuda" and self._device.index != torch.cuda.current_device():
+            with torch.cuda.device(self._device):
+                self._launch(arguments)
+        else:
+            self._launch(arguments)
+
+    def _launch(self, arguments: tuple[Any, ...]) -> None:
+        if self._compiled is not None:
+            self._compiled(*arguments)
+            return
         try:
-            kernel[grid](*arguments, **options)
+            compiled = self._kernel[self._grid](*arguments, **self._options)
         except OutOfResources as error:
-            tile = f"a tile of {launch.br} x {launch.bc} at head_dim {q.shape[-1]} in {launch.stages} stages"
-            why = f"{tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
+            why = f"{self._tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
             raise Unsupported("tiling", f"{why}; give a smaller tiling.br or tiling.bc") from None
+        if compiled is not None:  # the interpreter compiles nothing
+            self._compiled = compiled[(*self._grid, 1, 1)[:3]]
+
+
+def _tile_of(launch: Launch, q: Tensor) -> str:
+    return f"a tile of {launch.br} x {launch.bc} at head_dim {q.shape[-1]} in {launch.stages} stages"
 
 
 def _options(request: Request | BackwardRequest, launch: Launch) -> dict[str, Any]:
@@ -305,46 +329,66 @@ def _sizes(q: Tensor, k: Tensor, mask: Mask, launch: Launch) -> Sizes:
     return Sizes(heads, heads // kv_heads, queries, keys, mask.window or 0, launch.br, launch.bc)
 
 
-def run(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> tuple[Tensor, Tensor, KernelLaunch]:
-    """`out` rounded to the output's format, LSE `[batch, heads, queries]` in FP32, and what ran.
+def plan(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
+    """The call for tensors like these: `out` rounded to the output's format, LSE `[batch, heads, queries]` in FP32.
 
     Raises:
-        Unsupported: for a head_dim that the kernel does not have, and a tile that does not fit into shared memory.
+        Unsupported: for a head_dim that the kernel does not have, and when it runs for a tile that does not fit into shared
+            memory.
     """
     check_dims(q, v)
     launch, soft, splits = request.launch, request.softmax, request.tiling.splits
-    factor, dtype = float(scale * soft.log_scale), _result_dtype(request)
-    out = torch.empty(splits, *q.shape, dtype=torch.float32 if splits > 1 else dtype, device=q.device)
-    lse = torch.empty(splits, *q.shape[:3], dtype=torch.float32, device=q.device)
-    _run(
-        forward.attention, (triton.cdiv(q.shape[2], launch.br), q.shape[0] * q.shape[1], splits), launch, q,
-        view(q), view(k), view(v), out, lse, _numbers(mask.key_lengths or (0,), q.device),
-        _numbers(tuple(request.tiling.split_bounds(k.shape[2])), q.device),
-        forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale), _sizes(q, k, mask, launch),
-        code(request, mask, q.shape[-1], factor), **_options(request, launch),
-    )  # fmt: skip
-    out, lse = (out[0], lse[0]) if splits == 1 else combined(request, out, lse, dtype)
+    factor, dtype, device, shape = float(scale * soft.log_scale), _result_dtype(request), q.device, (splits, *q.shape)
+    lengths, bounds = mask.key_lengths or (0,), tuple(request.tiling.split_bounds(k.shape[2]))
+    factors = forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale)
+    numbers = factors, _sizes(q, k, mask, launch), code(request, mask, q.shape[-1], factor)
+    grid = triton.cdiv(q.shape[2], launch.br), q.shape[0] * q.shape[1], splits
+    attend = Launcher(forward.attention, grid, device, _tile_of(launch, q), **_options(request, launch))
+    combine = combined(request, shape, device, dtype)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.empty(shape, dtype=torch.float32 if splits > 1 else dtype, device=device)
+        lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+        attend(view(q), view(k), view(v), out, lse, _numbers(lengths, device), _numbers(bounds, device), *numbers)
+        out, lse = (out[0], lse[0]) if splits == 1 else combine(out, lse)
+        return _finished(request, out), lse
+
     name = "numdev instrumented" if request.exactly else "numdev portable"
-    return _finished(request, out), lse, KernelLaunch(name, launch.br, launch.bc, launch.warps, launch.stages, splits)
+    return Plan(run, KernelLaunch(name, launch.br, launch.bc, launch.warps, launch.stages, splits))
 
 
-def combined(request: Request, parts: Tensor, part_lse: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """One result from those of the splits, parts `[splits, batch, heads, queries, dim]`, in a second launch."""
-    (splits, *shape, dim), soft = parts.shape, request.softmax
-    out = torch.empty(*shape, dim, dtype=dtype, device=parts.device)
-    lse = torch.empty(*shape, dtype=torch.float32, device=parts.device)
-    _run(
-        forward.combine, (triton.cdiv(lse.numel(), _COMBINED_ROWS),), request.launch, parts,
-        parts, part_lse, out, lse, splits, lse.numel(),
-        dim, block_side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits),
-        _policy(request.precision, (1.0, soft.p_scale, soft.log_scale), request.tf32),
-        num_warps=_COMBINED_ROWS, enable_fp_fusion=not request.exactly,
-    )  # fmt: skip
-    return out, lse
+def combined(
+    request: Request, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The call that makes one result from those of splits, `[splits, batch, heads, queries, dim]`, in a second launch."""
+    (splits, *rest, dim), soft = shape, request.softmax
+    rows = math.prod(rest)
+    policy = _policy(request.precision, (1.0, soft.p_scale, soft.log_scale), request.tf32)
+    numbers = splits, rows, dim, block_side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits), policy
+    options: dict[str, Any] = {"num_warps": _COMBINED_ROWS, "enable_fp_fusion": not request.exactly}
+    launch = Launcher(forward.combine, (triton.cdiv(rows, _COMBINED_ROWS),), device, **options)
+
+    def run(parts: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.empty(*rest, dim, dtype=dtype, device=device)
+        lse = torch.empty(*rest, dtype=torch.float32, device=device)
+        launch(parts, part_lse, out, lse, *numbers)
+        return out, lse
+
+    return run
 
 
-class BackwardCall:
-    """One call with memory for its gradients. `prepare`, `dq` and `dk_dv` launch its kernels, in this order.
+class Memory(NamedTuple):
+    """What the backward kernels write: the LSE in the units of the exponent, delta, and the gradients."""
+
+    base: Tensor
+    delta: Tensor
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+
+
+class BackwardPlan:
+    """The backward kernels for inputs like these. `prepare`, `dq` and `dk_dv` launch them, in this order.
 
     Raises:
         Unsupported: for a head_dim that the kernels do not have; from the launches, for a tile that does not fit into shared
@@ -354,65 +398,62 @@ class BackwardCall:
     def __init__(self, request: BackwardRequest, inputs: Inputs, mask: Mask, scale: float) -> None:
         q, k, v = inputs.q, inputs.k, inputs.v
         check_dims(q, v)
-        base, self.delta = (torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) for _ in range(2))
+        (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
         log = math.log2(math.e) if request.recompute.exponential.binary else 1.0
-        self.request, self.inputs, self.mask = request, inputs, mask
-        self.gradients = [torch.empty(x.shape, dtype=_result_dtype(request), device=q.device) for x in (q, k, v)]
-        self._saved = backward.Saved(base, self.delta)
-        self._factors = backward.Factors(float(scale * log), log, scale)
-        self._lengths = _numbers(mask.key_lengths or (0,), q.device)
-        self._views = [view(x) for x in inputs[:4]]
+        factors, launches = backward.Factors(float(scale * log), log, scale), request.launches
+        by_keys, by_rows = (backward_code(request, each, mask, (queries, keys, dim), factors) for each in (False, True))
+        self.request, self._device, self._shapes = request, q.device, (q.shape, k.shape, v.shape)
+        self._factors, self._lengths, self._of_probabilities = factors, mask.key_lengths or (0,), by_rows.of_probabilities
+        self._of_rows, self._of_keys = _sizes(q, k, mask, launches.rows), _sizes(q, k, mask, launches.keys)
+        self._codes = by_rows._replace(tile=by_rows.tile._replace(br=_PREPARED_ROWS)), by_rows, by_keys
 
-    def prepare(self) -> None:
+        def launcher(kernel: Any, blocks: int, pairs: int, launch: Launch, **options: Any) -> Launcher:
+            return Launcher(kernel, (blocks, pairs), q.device, _tile_of(launch, q), **_options(request, launch) | options)
+
+        blocks = triton.cdiv(queries, launches.rows.br)
+        self._preparing = launcher(
+            backward.prepare, triton.cdiv(queries, _PREPARED_ROWS), batch * heads, launches.rows, num_warps=4
+        )
+        self._walks = [launcher(backward.walk, blocks, batch * heads, launches.rows) for _ in range(2)]  # for dQ, and delta
+        self._dk_dv = launcher(backward.dk_dv, triton.cdiv(keys, launches.keys.bc), batch * kv_heads, launches.keys)
+
+    def memory(self) -> Memory:
+        """Not yet written."""
+        (*rows, _), dtype = self._shapes[0], _result_dtype(self.request)
+        saved = [torch.empty(rows, dtype=torch.float32, device=self._device) for _ in range(2)]
+        return Memory(*saved, *(torch.empty(shape, dtype=dtype, device=self._device) for shape in self._shapes))
+
+    def prepare(self, inputs: Inputs, memory: Memory) -> None:
         """The LSE in the units of the exponent, and delta: in a second launch where it is of dP and P."""
-        batch, heads, queries, _ = self.inputs.q.shape
-        launch, constants = self.request.launches.rows, self._code(True)
-        _run(
-            backward.prepare, (triton.cdiv(queries, _PREPARED_ROWS), batch * heads), launch, self.inputs.q,
-            view(self.inputs.out), self._views[3], self.inputs.lse, self._saved, self._factors, self._sizes(launch),
-            constants._replace(tile=constants.tile._replace(br=_PREPARED_ROWS)),
-            num_warps=4, enable_fp_fusion=not self.request.exactly,
-        )  # fmt: skip
-        if constants.of_probabilities:
-            self._walk(True)
+        own = view(inputs.out), view(inputs.do), inputs.lse
+        self._preparing(*own, backward.Saved(*memory[:2]), self._factors, self._of_rows, self._codes[0])
+        if self._of_probabilities:
+            self._walk(inputs, memory, True)
 
-    def dq(self) -> None:
+    def dq(self, inputs: Inputs, memory: Memory) -> None:
         """dQ."""
-        self._walk(False)
+        self._walk(inputs, memory, False)
 
-    def _walk(self, delta: bool) -> None:
-        batch, heads, queries, _ = self.inputs.q.shape
-        launch = self.request.launches.rows
-        _run(
-            backward.walk, (triton.cdiv(queries, launch.br), batch * heads), launch, self.inputs.q,
-            *self._views, self.gradients[0], self._saved, self._lengths, self._factors, self._sizes(launch),
-            delta, self._code(True), **_options(self.request, launch),
-        )  # fmt: skip
+    def _walk(self, inputs: Inputs, memory: Memory, delta: bool) -> None:
+        own = *map(view, inputs[:4]), memory.dq, backward.Saved(*memory[:2]), _numbers(self._lengths, self._device)
+        self._walks[delta](*own, self._factors, self._of_rows, delta, self._codes[1])
 
-    def dk_dv(self) -> None:
+    def dk_dv(self, inputs: Inputs, memory: Memory) -> None:
         """dK and dV."""
-        batch, kv_heads, keys, _ = self.inputs.k.shape
-        launch = self.request.launches.keys
-        _run(
-            backward.dk_dv, (triton.cdiv(keys, launch.bc), batch * kv_heads), launch, self.inputs.q,
-            *self._views, *self.gradients[1:], self._saved, self._lengths, self._factors, self._sizes(launch),
-            self._code(False), **_options(self.request, launch),
-        )  # fmt: skip
+        own = *map(view, inputs[:4]), memory.dk, memory.dv, backward.Saved(*memory[:2]), _numbers(self._lengths, self._device)
+        self._dk_dv(*own, self._factors, self._of_keys, self._codes[2])
 
-    def run(self) -> tuple[Gradients, KernelLaunch]:
-        """dQ, dK and dV rounded to the output's format, delta in FP32, and what ran; every element is written."""
-        self.prepare()
-        self.dq()
-        self.dk_dv()
+    def run(self, inputs: tuple[Tensor, ...]) -> Gradients:
+        """dQ, dK and dV rounded to the output's format, and delta in FP32; every element is written."""
+        inputs, memory = Inputs(*inputs), self.memory()
+        self.prepare(inputs, memory)
+        self.dq(inputs, memory)
+        self.dk_dv(inputs, memory)
+        dq, dk, dv = (_finished(self.request, x) for x in memory[2:])
+        return dq, dk, dv, memory.delta
+
+    @property
+    def plan(self) -> Plan:
         keys, rows = self.request.launches.keys, self.request.launches.rows
         name = "numdev instrumented backward" if self.request.exactly else "numdev portable backward"
-        launch = KernelLaunch(name, keys.br, rows.bc, keys.warps, keys.stages)
-        dq, dk, dv = (_finished(self.request, x) for x in self.gradients)
-        return (dq, dk, dv, self.delta), launch
-
-    def _code(self, of_rows: bool) -> backward.Code:
-        queries, dim = self.inputs.q.shape[2:]
-        return backward_code(self.request, of_rows, self.mask, (queries, self.inputs.k.shape[2], dim), self._factors)
-
-    def _sizes(self, launch: Launch) -> Sizes:
-        return _sizes(self.inputs.q, self.inputs.k, self.mask, launch)
+        return Plan(self.run, KernelLaunch(name, keys.br, rows.bc, keys.warps, keys.stages))

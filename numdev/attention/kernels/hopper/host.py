@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,113 +30,124 @@ from numdev.attention.kernels.hopper.launch import (
     schedule,
 )
 from numdev.attention.kernels.hopper.order import TILE, group_of
-from numdev.attention.kernels.launch import TABLES, device_of
-from numdev.attention.kernels.portable import Gradients, Inputs, view
+from numdev.attention.kernels.launch import TABLES, Plan, device_of
+from numdev.attention.kernels.portable import Gradients, Inputs, Launcher, view
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import KernelLaunch
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+_Descriptor = Callable[[Tensor], TensorDescriptor]
 
 
-def _descriptor(tensor: Tensor, rows: int, columns: int) -> TensorDescriptor:
-    """Describe a tensor `[batch, heads, tokens, dim]` to the copy engine, in blocks of `rows` tokens and `columns` of dim."""
-    block = [1, 1, rows, columns]
+def _described(shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...], layout: Any) -> _Descriptor:
+    """How to describe each tensor of a shape to the copy engine, in blocks; `refusal` has checked what Triton would."""
     # A dimension of size 1 may have any stride in torch; the copy engine still requires a multiple of 16 bytes.
-    strides = [s if n > 1 else tensor.shape[-1] for n, s in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)]
-    return TensorDescriptor(tensor, list(tensor.shape), [*strides, 1], block, _layout(rows, columns, tensor.dtype))
+    strides = (*(s if n > 1 else shape[-1] for n, s in zip(shape[:-1], strides, strict=False)), 1)
+    same = {"shape": list(shape), "strides": list(strides), "block_shape": list(block), "layout": layout}
+    defaults = {each.name: each.default for each in fields(TensorDescriptor) if each.default is not MISSING}
+
+    def descriptor(tensor: Tensor) -> TensorDescriptor:
+        made: TensorDescriptor = object.__new__(TensorDescriptor)
+        vars(made).update(defaults, **same, base=tensor)
+        return made
+
+    return descriptor
 
 
-@lru_cache(maxsize=32)
-def _layout(rows: int, columns: int, dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout.get_default_for([1, 1, rows, columns], _DTYPES[dtype])
+def _blocks(like: Tensor, rows: int, columns: int) -> _Descriptor:
+    """Of tensors `[batch, heads, tokens, dim]`, in blocks of `rows` tokens and `columns` of dim."""
+    block = 1, 1, rows, columns
+    return _described(like.shape, like.stride(), block, gl.NVMMASharedLayout.get_default_for([*block], _DTYPES[like.dtype]))
 
 
-def _row_descriptor(tensor: Tensor, rows: int) -> TensorDescriptor:
-    """Describe one number per row, `[batch, heads, queries]` in FP32, in blocks of `rows`."""
+def _rows(like: Tensor, rows: int) -> _Descriptor:
+    """Of one number per row, `[batch, heads, queries]` in FP32."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), [1, 1, rows], layout)
+    return _described(like.shape, like.stride(), (1, 1, rows), layout)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int | None) -> tuple[Tensor, Tensor, KernelLaunch]:
-    """`out` in the dtype of q, LSE in FP32, and what ran, for requests that `launch.refusal` accepts."""
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int | None) -> Plan:
+    """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, LSE in FP32."""
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     br = br or pinned_br(head_dim, mask, queries, keys)
-    shape = SHAPES[head_dim, br]
-    bc, group = shape.bc, heads // kv_heads
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(batch, heads, queries, dtype=torch.float32, device=q.device)
+    block = SHAPES[head_dim, br]
+    bc, group, shape, dtype, device = block.bc, heads // kv_heads, q.shape, q.dtype, q.device
     lengths = mask.lengths(batch, keys)
-    work = Work(heads, group, queries, keys, br, mask.causal, lengths, device_of(q.device).multiprocessors, bc)
-    tiles = TABLES.of((work, head_dim), q.device, lambda: schedule(work, head_dim))  # [rounds, programs, 5]
+    work = Work(heads, group, queries, keys, br, mask.causal, lengths, device_of(device).multiprocessors, bc)
+    name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
     masked = mask.causal or bool(ragged)
     padded = any(length < keys for length in ragged)
     unaligned = mask.causal and is_unaligned(queries, keys)
-    sizes = (bc, head_dim, shape.groups, shape.stages, _DTYPES[q.dtype])
-    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, shape.registers)
+    sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
+    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, block.registers)
+    numbers = scale * math.log2(math.e), heads, group, queries, keys - queries, code
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
-    sides = ((q, ROWS, head_dim), (k, bc, head_dim), (v, bc, head_dim), (out, ROWS, columns))
-    with torch.cuda.device(q.device):
-        forward_kernel.attention[(tiles.shape[1],)](
-            *(_descriptor(*side) for side in sides),
-            lse, tiles, scale * math.log2(math.e), heads, group, queries, keys - queries, code,
-            num_warps=4,
-        )  # fmt: skip
-    return out, lse, KernelLaunch("numdev hopper", br, bc, stages=shape.stages)
+    of_q, of_k, of_v = _blocks(q, ROWS, head_dim), _blocks(k, bc, head_dim), _blocks(v, bc, head_dim)
+    of_out = _blocks(torch.empty(shape, dtype=dtype, device="meta"), ROWS, columns)
+    programs = TABLES.of(name, device, make).shape[1]  # [rounds, programs, 5]
+    attend = Launcher(forward_kernel.attention, (programs,), device, num_warps=4)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out = torch.empty(shape, dtype=dtype, device=device)
+        lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+        attend(of_q(q), of_k(k), of_v(v), of_out(out), lse, TABLES.of(name, device, make), *numbers)
+        return out, lse
+
+    return Plan(run, KernelLaunch("numdev hopper", br, bc, stages=block.stages))
 
 
-def gradients(inputs: Inputs, mask: Mask, scale: float) -> tuple[Gradients, KernelLaunch]:
-    """dQ, dK and dV in the dtype of q, delta in FP32, and what ran, for requests that `launch.refusal` accepts."""
-    q, k, v, do, out, lse = inputs
-    hidden = hidden_queries(q.shape[2], k.shape[2], mask)
-    dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
-    seeing = Inputs(q[:, :, hidden:], k, v, do[:, :, hidden:], out[:, :, hidden:], lse[:, :, hidden:])
-    with torch.cuda.device(q.device):
-        delta = _gradients(seeing, dq[:, :, hidden:], dk, dv, mask, scale)
-    if hidden:
-        dq[:, :, :hidden].zero_()
-        delta = torch.nn.functional.pad(delta, (hidden, 0))
-    return (dq, dk, dv, delta), KernelLaunch(BACKWARD, QUERIES[q.shape[-1]], TILE, stages=STAGES)
+def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
+    """The call for inputs like these, which `launch.refusal` accepts: dQ, dK and dV in the dtype of q, delta in FP32.
 
-
-def _gradients(inputs: Inputs, dq: Tensor, dk: Tensor, dv: Tensor, mask: Mask, scale: float) -> Tensor:
-    """Write the gradients and return delta. Every query sees a key, except in batch entries without keys.
-
-    The second and the third kernel may start before their predecessor ends, and wait for what they read.
+    The second and the third kernel may start before their predecessor ends, and wait for what they read. They visit the queries
+    that see a key; only in batch entries without keys do these see none.
     """
     q, k, v, do, out, lse = inputs
+    hidden, device, dtype, like = hidden_queries(q.shape[2], k.shape[2], mask), q.device, q.dtype, (q.shape, k.shape, v.shape)
+    q, do, out, lse = (x[:, :, hidden:] for x in (q, do, out, lse))
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    group, shift, br, device = heads // kv_heads, keys - queries, QUERIES[dim], q.device
+    group, shift, br = heads // kv_heads, keys - queries, QUERIES[dim]
     tiles, units = math.ceil(keys / TILE), math.ceil(queries / TILE)
-    rows = units * TILE
-    lengths = mask.lengths(batch, keys)
+    rows, lengths = units * TILE, mask.lengths(batch, keys)
     masked = any(length % TILE for length in lengths) or min(lengths) < keys
     padded = any(length % TILE and length < keys for length in lengths)
-    on_device = TABLES.of(lengths, device, lambda: torch.tensor(lengths, dtype=torch.int32))
-    lse2, delta = torch.empty(2, batch, heads, rows, dtype=torch.float32, device=device)
-    turns = torch.empty(batch * heads * rows // ROWS, dtype=torch.int32, device=device)
-    total = torch.empty(batch, heads, rows, dim, dtype=torch.float32, device=device)
-    backward.preprocess[(turns.numel(),)](
-        view(out), view(do), view(lse[..., None]), lse2, delta, turns, queries, rows, heads, dim, ROWS, ROWS, num_warps=4
-    )
-    blocks = ((q, br, dim), (k, ROWS, dim), (v, ROWS, dim), (do, br, dim))
-    code = backward.Code(br, dim, STAGES, _DTYPES[q.dtype], mask.causal, masked, padded, group > 1, REGISTERS)
+    code = backward.Code(br, dim, STAGES, _DTYPES[dtype], mask.causal, masked, padded, group > 1, REGISTERS)
     together = _together(batch * kv_heads, queries * group, dim) if mask.causal else 1
-    backward.gradients[(tiles * kv_heads * batch,)](
-        *(_descriptor(*block) for block in blocks),
-        _row_descriptor(lse2, br),
-        _row_descriptor(delta, br),
-        *(_descriptor(*block) for block in ((dk, ROWS, dim), (dv, ROWS, dim), (total, 64, 64))),
-        turns, on_device, scale * math.log2(math.e), scale,
-        tiles, units, keys, shift, heads, group, together, group_of(units),
-        code,
-        num_warps=4, launch_pdl=True,
-    )  # fmt: skip
-    backward.convert[(turns.numel(),)](
-        total, view(dq), on_device, turns, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal,
-        num_warps=4, launch_pdl=True,
-    )  # fmt: skip
-    return delta[..., :queries]
+    numbers = scale * math.log2(math.e), scale, tiles, units, keys, shift, heads, group, together, group_of(units), code
+    totals = batch, heads, rows, dim
+    of_inputs = _blocks(q, br, dim), _blocks(k, ROWS, dim), _blocks(v, ROWS, dim), _blocks(do, br, dim)
+    of_row, of_dk, of_dv, of_total = (
+        _rows(torch.empty(totals[:-1], device="meta"), br),
+        *(_blocks(torch.empty(x.shape, dtype=dtype, device="meta"), ROWS, dim) for x in (k, v)),
+        _blocks(torch.empty(totals, device="meta"), 64, 64),
+    )
+    turns = batch * heads * rows // ROWS
+    preprocess = Launcher(backward.preprocess, (turns,), device, num_warps=4)
+    main = Launcher(backward.gradients, (tiles * kv_heads * batch,), device, num_warps=4, launch_pdl=True)
+    convert = Launcher(backward.convert, (turns,), device, num_warps=4, launch_pdl=True)
+    make, empty = partial(torch.tensor, lengths, dtype=torch.int32), partial(torch.empty, device=device)
+
+    def run(inputs: tuple[Tensor, ...]) -> Gradients:
+        dq, dk, dv = (empty(shape, dtype=dtype) for shape in like)
+        q, k, v, do, out, lse = inputs
+        seeing = dq
+        if hidden:
+            q, do, out, lse, seeing = (x[:, :, hidden:] for x in (q, do, out, lse, dq))
+            dq[:, :, :hidden].zero_()
+        on_device = TABLES.of(lengths, device, make)
+        lse2, delta = empty(2, *totals[:-1], dtype=torch.float32)
+        turn, total = empty(turns, dtype=torch.int32), empty(totals, dtype=torch.float32)
+        preprocess(view(out), view(do), view(lse[..., None]), lse2, delta, turn, queries, rows, heads, dim, ROWS, ROWS)
+        main(
+            *(of(x) for of, x in zip(of_inputs, (q, k, v, do), strict=True)),
+            *(of_row(lse2), of_row(delta), of_dk(dk), of_dv(dv), of_total(total), turn, on_device, *numbers),
+        )
+        convert(total, view(seeing), on_device, turn, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal)
+        delta = delta[..., :queries]
+        return dq, dk, dv, torch.nn.functional.pad(delta, (hidden, 0)) if hidden else delta
+
+    return Plan(run, KernelLaunch(BACKWARD, QUERIES[dim], TILE, stages=STAGES))
 
 
 def _together(heads: int, tokens: int, head_dim: int) -> int:

@@ -428,13 +428,10 @@ class BackwardPlan:
         own = view(inputs.out), view(inputs.do), inputs.lse
         self._preparing(*own, backward.Saved(*memory[:2]), self._factors, self._of_rows, self._codes[0])
         if self._of_probabilities:
-            self._walk(inputs, memory, True)
+            self.dq(inputs, memory, delta=True)
 
-    def dq(self, inputs: Inputs, memory: Memory) -> None:
-        """dQ."""
-        self._walk(inputs, memory, False)
-
-    def _walk(self, inputs: Inputs, memory: Memory, delta: bool) -> None:
+    def dq(self, inputs: Inputs, memory: Memory, *, delta: bool = False) -> None:
+        """dQ, or delta."""
         own = *map(view, inputs[:4]), memory.dq, backward.Saved(*memory[:2]), _numbers(self._lengths, self._device)
         self._walks[delta](*own, self._factors, self._of_rows, delta, self._codes[1])
 

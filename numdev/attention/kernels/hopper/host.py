@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any
 
@@ -44,11 +43,10 @@ def _described(shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[in
     # A dimension of size 1 may have any stride in torch; the copy engine still requires a multiple of 16 bytes.
     strides = (*(s if n > 1 else shape[-1] for n, s in zip(shape[:-1], strides, strict=False)), 1)
     same = {"shape": list(shape), "strides": list(strides), "block_shape": list(block), "layout": layout}
-    defaults = {each.name: each.default for each in fields(TensorDescriptor) if each.default is not MISSING}
 
     def descriptor(tensor: Tensor) -> TensorDescriptor:
         made: TensorDescriptor = object.__new__(TensorDescriptor)
-        vars(made).update(defaults, **same, base=tensor)
+        vars(made).update(same, base=tensor)
         return made
 
     return descriptor
@@ -117,11 +115,9 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     numbers = scale * math.log2(math.e), scale, tiles, units, keys, shift, heads, group, together, group_of(units), code
     totals = batch, heads, rows, dim
     of_inputs = _blocks(q, br, dim), _blocks(k, ROWS, dim), _blocks(v, ROWS, dim), _blocks(do, br, dim)
-    of_row, of_dk, of_dv, of_total = (
-        _rows(torch.empty(totals[:-1], device="meta"), br),
-        *(_blocks(torch.empty(x.shape, dtype=dtype, device="meta"), ROWS, dim) for x in (k, v)),
-        _blocks(torch.empty(totals, device="meta"), 64, 64),
-    )
+    meta = partial(torch.empty, device="meta")
+    of_row, of_total = _rows(meta(totals[:-1]), br), _blocks(meta(totals), 64, 64)
+    of_dk, of_dv = (_blocks(meta(x.shape, dtype=dtype), ROWS, dim) for x in (k, v))
     turns = batch * heads * rows // ROWS
     preprocess = Launcher(backward.preprocess, (turns,), device, num_warps=4)
     main = Launcher(backward.gradients, (tiles * kv_heads * batch,), device, num_warps=4, launch_pdl=True)

@@ -199,7 +199,7 @@ class Search:
         broad = [case for case in light if case.known.inputs.mask.is_none]
         broad = [case for case in broad if max(case.known.inputs.sizes[first:], default=0) > 12 * _FEW_KEYS]
         self.broad = (broad or light)[:2]
-        self.few = [*self.broad, *(case for case in light[:1] if case not in self.broad)]
+        self.few = [*self.broad, *(case for case in light[:1] if case not in self.broad)] if self.errs else self.broad[:1]
         small = [replace(case, few_keys=True) for case in cases if self.of_pass is FORWARD]
         self.in_one_tile = [case for case in small if case._few.sum() >= _FEW_KEYS]
 
@@ -256,9 +256,8 @@ class Search:
         tried = [*product([*self.catalogue, *self.factors(views)], layouts), *product(of_padding, UNSPLIT)]
         tried += product(of_splits, [Layout(_FEW_KEYS, splits=2)])  # of which one alone may hold what a row sees
         ranked = self.with_variants(tried, views)
-        if not self.is_settled(ranked[0], views):
-            ranked = self.best([*ranked, *product(self.polynomials(views), layouts)], views)
-        ranked = self.combined(ranked, views)
+        if self.errs and not self.is_settled(ranked[0], views):
+            ranked = self.combined(self.best([*ranked, *product(self.polynomials(views), layouts)], views), views)
         groups = self.of_pass.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]

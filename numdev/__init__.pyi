@@ -18,6 +18,7 @@ from .attention.base import Attention as Attention
 from .attention.base import Output as Output
 from .attention.captured import Captured as Captured
 from .attention.exact import Exact as Exact
+from .attention.fused import fused_attention as fused_attention
 from .attention.instrumented import Instrumented as Instrumented
 from .attention.mask import Mask as Mask
 from .attention.naive import Naive as Naive

@@ -224,8 +224,10 @@ class Search:
         return sorted(hypotheses, key=lambda each: self.score(each, cases))
 
     def left(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
-        """The mean of log r of the outputs that err."""
-        left = [case.left(*hypothesis)[name] for case in cases for name in self.errs or self.outputs[:1]]
+        """The mean of log r of the outputs that err, where they do."""
+        pairs = [(case, name) for case in cases for name in self.errs or self.outputs[:1]]
+        pairs = [(case, name) for case, name in pairs if case.excess[name] > _limit(name)] or pairs
+        left = [case.left(*hypothesis)[name] for case, name in pairs]
         return sum(math.log(max(r, _LEAST)) for r in left) / len(left)
 
     def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
@@ -386,8 +388,7 @@ class Search:
 
     def _share(self, hypothesis: Hypothesis, name: str, every: Sequence[Compared]) -> float:
         """Of the error of an output what is explained: the mean over the cases on which it errs more than permitted."""
-        limit = _ERRS_LSE if name == "lse" else _ERRS
-        cases = [case for case in every if case.excess[name] > limit] or every
+        cases = [case for case in every if case.excess[name] > _limit(name)] or every
         return sum(max(0.0, 1 - case.left(*hypothesis)[name] ** 2) for case in cases) / len(cases)
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -435,8 +436,7 @@ def find(results: Results) -> Culprit:
     if not any(bool(x.any()) for case in cases for name, x in case.own.items() if name != "lse"):
         return Culprit((), alone="returns zeros")
     ratios = [known.ratios(outputs) for known, outputs in results]
-    limits = {name: _ERRS_LSE if name == "lse" else _ERRS for name in cases[0].outputs}
-    errs = [name for name in limits if any(float(each[name][:, 0].mean()) > limits[name] for each in ratios if name in each)]
+    errs = [name for name in cases[0].outputs if any(each[name][:, 0].mean() > _limit(name) for each in ratios if name in each)]
     search = Search(cases, errs)
     tried = search.declared()
     if errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
@@ -458,6 +458,11 @@ def find(results: Results) -> Culprit:
         culprit = replace(culprit, excluded=excluded, undecided=undecided)
     known.predictions.save()
     return culprit
+
+
+def _limit(name: str) -> float:
+    """Times the permitted error, beyond which an output errs."""
+    return _ERRS_LSE if name == "lse" else _ERRS
 
 
 def _rms(x: Tensor) -> float:

@@ -161,6 +161,6 @@ def certified_backward() -> Iterator[str]:
 
 
 def _errs(fails: str) -> bool:
-    from numdev.certification.cases import CASES
+    from numdev.certification.accuracy import CASES
 
     return any(case.name in fails.split(", ") for case in CASES)

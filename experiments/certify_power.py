@@ -33,9 +33,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the kernels are those of the tests
 
 from numdev.arithmetic.formats import BF16
-from numdev.certification.accuracy import Predictions, Verdict
+from numdev.certification.accuracy import CASES, Predictions, Verdict
 from numdev.certification.accuracy import judge as of_figures
-from numdev.certification.cases import CASES
 from numdev.certification.certificate import Certificate, certify
 from numdev.certification.kernel import kernel_of
 from numdev.certification.probes import PROBES

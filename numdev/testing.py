@@ -59,10 +59,10 @@ def assert_as_accurate_as(
 
     from numdev.attention.base import check_shapes, softmax_scale
     from numdev.attention.mask import Mask
-    from numdev.certification.accuracy import FIGURES, Predictions, judge
-    from numdev.certification.cases import Inputs
+    from numdev.certification.accuracy import FIGURES, Known, Predictions, judge
     from numdev.certification.culprit import find
     from numdev.certification.kernel import Kernel, format_of
+    from numdev.certification.simulation import Inputs
     from numdev.errors import BadInput
 
     mask, fmt = mask or Mask(), format_of(precision)
@@ -73,7 +73,7 @@ def assert_as_accurate_as(
     inputs = Inputs({name: x.detach() for name, x in {"q": q, "k": k, "v": v}.items()}, mask, softmax_scale(q, scale))
     outputs = Kernel("out", lambda *_: (out, lse), fmt, q.device).on(inputs)  # checks their layouts
     inputs = replace(inputs, tensors={name: x.cpu() for name, x in inputs.tensors.items()})
-    known = Predictions(precision, q.shape[-1], None).on("own inputs", inputs)
+    known = Known(Predictions(precision, q.shape[-1]), "own inputs", inputs)
     judged = [each for each in judge(known.ratios(outputs), margin) if each.figure != "bias"]
     wrong = next((each for each in judged if not each.ratio <= each.limit), None)
     if wrong is None:

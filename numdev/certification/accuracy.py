@@ -1,4 +1,8 @@
-"""The errors that a policy permits on a case, predicted once and kept on disk, and how those of a kernel compare.
+"""The inputs on which a kernel is judged, and the errors that a policy permits on them, predicted once and kept on disk.
+
+Cases are small problems, each of which makes some faults large. A case draws q, k, v and dO in FP64 from each of its seeds,
+rounds them once to the format of the kernel, and says what is masked. Replicates are batch entries. Its last tile is ragged for
+every size of a tile, since neither 1000 nor 150 is a multiple of 16.
 
 Permitted is the largest error among the kernels of the declared policy: tiled attention in the usual tiles, in either order, with
 and without lazy rescales, and with split keys. A ratio of 1 is that; its interval is Student's t over the seeds, in logarithms,
@@ -9,10 +13,9 @@ from __future__ import annotations
 
 import io
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 from itertools import product
@@ -22,96 +25,232 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from numdev.certification.candidates import FORWARD, Candidate, Pass
-from numdev.certification.cases import Case, Inputs
-from numdev.certification.simulation import OF_KEYS, Layout, Outputs, Simulation
+from numdev.arithmetic.formats import Format
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import Saved
+from numdev.attention.captured import Captured
+from numdev.attention.exact import Exact, ExactBackward
+from numdev.attention.mask import Mask
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.problem import Distribution, Kind, Problem, Shape, Source, draw_do
+from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
+from numdev.attention.tiled import Tiled, TiledBackward
+from numdev.certification.candidates import Candidate, backward_catalogue, forward_catalogue
+from numdev.certification.simulation import LAZY, Cut, Inputs, Layout, Scheme, Simulation, Tensors, some_rows
 from numdev.results.environment import environment
 from numdev.results.record import key_of, student_quantile, write_atomically
 
+_RISE = 12.0  # of the scores from the first key to the last, or back
 ABSURD = 1e9
 """The ratio of a result that is not finite, or not 0, where golden is."""
-NOTHING = 2e-12
-"""Ratios up to this are of results without an error."""
+_NOTHING = 2e-12  # ratios up to this are of results without an error
 FIGURES = ("rmse", "largest", "bias")
 LIMIT_OF_LARGEST = 2.0
 """Of the largest error and the bias, beside the margin of the RMSE: so much they differ between tiles of one policy."""
 _LIMIT_OF_LSE = 2.0
 # An LSE is a sum of a maximum and a logarithm, each rounded to FP32; this, relative to it, is what exp2 and log2 may add.
 _LSE_FLOOR = 2.0**-19
-_ROWS = 96  # of each head, in which predictions are kept
 _FLOOR_OF_ZEROS = 30.0  # times the permitted error, so that four times that passes where golden is 0 throughout
 _MOST_SEEDS = 1000
 _MOST_BYTES = 1 << 32  # of all predictions that are kept
 _PAGES = f"{'[0-9a-f]' * 32}.pt"  # names of their files
 DECIDES = 3.0
 """Times the permitted error that zeros have to err, for a case to tell a kernel from zeros."""
-Page = dict[str, Outputs]
+Page = dict[str, Tensors]
+Change = Callable[[Tensors, float, Cast, torch.Generator], None]
 
 
-def default_folder() -> Path:
-    """Where predictions are kept: `numdev` in the user's folder of caches."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numdev" / "predictions"
+def _columns(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    """Nearly constant columns of v: `O = c sum(P~) / l` shows what the row sum and the division lose, far below an ulp of c."""
+    base = torch.linspace(1.0, 1.9, x["v"].shape[-1], dtype=torch.float64)
+    x["v"] = base + torch.rand(x["v"].shape, generator=generator, dtype=torch.float64) / 8
+
+
+def _null(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    """V with `softmax(S) V = 0` but for its own rounding: what is left of O are errors, of which the output keeps all bits."""
+    weights = torch.softmax(cast(x["q"]) @ cast(x["k"]).mT * scale, -1)
+    x["v"] = x["v"] - weights.mT @ torch.linalg.solve(weights @ weights.mT, weights @ x["v"])
+
+
+def _ramp(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    """`_null`, with scores that rise with the key in even heads and fall in odd ones, so that either order meets rescales."""
+    keys, falls = x["k"].shape[-2], torch.arange(x["k"].shape[1]) % 2 == 1
+    rise = torch.linspace(0.0, _RISE, keys, dtype=torch.float64) / scale
+    x["q"][..., 0] = 1.0
+    x["k"][..., 0] = torch.where(falls[:, None], rise.flip(0), rise)
+    _null(x, scale, cast, generator)
+
+
+def _tiny(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    """V below the normal numbers of FP16, and exact in BF16 and FP32 by its scale of a power of two."""
+    x["v"] = x["v"] * 2.0**-20
 
 
 @dataclass(frozen=True)
-class Predictions:
-    """Predictions of one declared policy, which serve every kernel.
+class Case:
+    """A kind of inputs."""
 
-    Attributes:
-        precision: preset of the policy.
-        head_dim: of the cases that do not have their own.
-        folder: where they are kept; None keeps them in memory alone.
+    name: str  # by which a report and a command name it
+    shows: str  # the errors that it makes large, in words
+    source: Source = Distribution(Kind.NORMAL)
+    heads: int = 2
+    kv_heads: int = 2
+    batch: int = 1
+    queries: int = 32
+    keys: int = 1000
+    mask: Mask = Mask()
+    change: Change | None = None
+    names: bool = False  # whether the culprit of a failure is looked for on it too
+    head_dim: int | None = None
+
+    def draw(self, seeds: range, fmt: Format, head_dim: int) -> Inputs:
+        """The inputs of some seeds, and dO for the backward pass; the same on every machine."""
+        shape = Shape(self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.head_dim or head_dim)
+        problem, cast = Problem(self.source, shape, self.mask), Cast(fmt)
+
+        def drawn(seed: int) -> Tensors:
+            seed %= self.source.replicates(shape) or seed + 1  # captured tensors have so many
+            tensors = {name: x.clone() for name, x in problem.inputs(seed).items()}
+            if self.change is not None:
+                self.change(tensors, problem.softmax_scale, cast, torch.Generator().manual_seed(seed + 7919))
+            return tensors | draw_do(problem, seed, torch.device("cpu"))
+
+        replicates = [drawn(seed) for seed in seeds]
+        tensors = {name: cast(torch.cat([each[name] for each in replicates])).to(fmt.dtype) for name in replicates[0]}
+        lengths = self.mask.key_lengths and self.mask.key_lengths * len(seeds)
+        return Inputs(tensors, replace(self.mask, key_lengths=lengths), problem.softmax_scale, len(seeds))
+
+
+_SMALL = Case("small", "", batch=2, heads=4, kv_heads=4, queries=70, keys=150)
+CASES = (
+    Case("normal", "the usual error", names=True),
+    Case("uniform", "sums of one sign, which grow with the keys", Distribution(Kind.UNIFORM)),
+    Case("student t", "a few large entries", Distribution(Kind.STUDENT_T)),
+    Case("large logits", "saturated rows, and errors of the scores", Distribution(Kind.NORMAL_LOGITS, std=4.0), names=True),
+    Case("outliers", "errors of the scale and of the scores", Distribution(Kind.OUTLIERS)),
+    Case("ties", "rows with equal largest scores", Distribution(Kind.TIED, copies=4)),
+    Case("sink", "a row sum of one large and many small terms", Distribution(Kind.SINK), names=True),
+    Case("columns", "errors of the row sum and of the division", change=_columns),
+    Case("null", "errors of the scores and of P", change=_null),
+    Case("ramp", "rescales in either order of the tiles", change=_ramp, names=True),
+    Case("long", "sums over many tiles", queries=16, keys=6000, change=_ramp, names=True),
+    Case("many queries", "sums over many tiles of queries", queries=1000, keys=72, names=True),
+    Case("tiny values", "flushed or saturated values", change=_tiny),
+    replace(_SMALL, name="causal", shows="the causal limit", mask=Mask(causal=True), names=True),
+    replace(_SMALL, name="tall causal", shows="more queries than keys", queries=150, keys=70, mask=Mask(causal=True), names=True),
+    replace(_SMALL, name="window", shows="the limits of a window", mask=Mask(causal=True, window=40), names=True),
+    replace(_SMALL, name="key lengths", shows="padded keys", mask=Mask(key_lengths=(90, 150)), names=True),
+    replace(_SMALL, name="grouped heads", shows="which head of k and v a query reads", kv_heads=2, names=True),
+    replace(_SMALL, name="one key", shows="a softmax of one score", keys=1),
+    Case("few keys", "roundings within one tile of any size", heads=4, kv_heads=4, queries=96, keys=16, names=True),
+    replace(_SMALL, name="one query", shows="decoding", queries=1, keys=1000),
+    Case("captured", "tensors of a trained model", Captured("minilm"), heads=2, queries=256, keys=256, head_dim=32, names=True),
+)
+"""Every case, in the order in which they are judged."""
+
+
+def _forward_emulated(inputs: Inputs, policy: Precision, layout: Layout) -> Tensors:
+    """What tiled attention returns, in FP32 as kernels work; of schemes that it does not have a simulation."""
+    if layout.scheme not in (Scheme.RUNNING, Scheme.LAZY) or layout.cut is Cut.KEYS:
+        return Simulation(inputs, policy, layout, {}).forward()
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=LAZY / math.log(2) * (layout.scheme is Scheme.LAZY))
+    q, k, v = (x.to(policy.carrier) for x in inputs.qkv)
+    return Tiled(policy, layout.tiling, softmax, count=False)(q, k, v, inputs.mask, inputs.scale).tensors()
+
+
+def _backward_emulated(inputs: Inputs, policy: BackwardPrecision, layout: Layout) -> Tensors:
+    q, k, v, do, out, lse = (inputs[name].to(policy.carrier) for name in ("q", "k", "v", "do", "out", "lse"))
+    run = TiledBackward(Exact(), policy, layout.tiling, Recompute(exponential=Exponential.EXP2), count=False)
+    return run.backward(q, k, v, do, Saved(out, lse), inputs.mask, inputs.scale).tensors()
+
+
+def _with_saved(inputs: Inputs, precision: str) -> Inputs:
+    """With the O and the LSE that a forward pass of the declared policy saves."""
+    saved = _forward_emulated(inputs, Precision.parse(precision), Layout(64))
+    return replace(inputs, tensors=inputs.tensors | {"out": saved["out"].to(inputs["q"].dtype), "lse": saved["lse"].float()})
+
+
+_USUAL = tuple(Layout(bc, reverse) for bc in (32, 64, 128) for reverse in (False, True))  # of the kernels that ship
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The forward or the backward pass."""
+
+    outputs: tuple[str, ...]  # the first of them is primary
+    policy: Callable[[str], Any]  # by the name of a preset
+    prepare: Callable[[Inputs, str], Inputs]  # adds to the inputs of a case what the pass reads beside them
+    golden: Callable[[Inputs], Tensors]  # exact outputs
+    usual: tuple[Layout, ...]  # layouts of the kernels that ship; their largest error is what a policy permits
+    emulated: Callable[[Inputs, Any, Layout], Tensors]  # what such a kernel returns
+    simulated: Callable[[Simulation], Tensors]  # what a candidate returns
+    catalogue: Callable[[Any], Iterator[Candidate]]
+
+
+FORWARD = Pass(
+    outputs=("out", "lse"),
+    policy=Precision.parse,
+    prepare=lambda inputs, precision: inputs,
+    golden=lambda inputs: Exact()(*inputs.qkv, inputs.mask, inputs.scale).tensors(),
+    usual=(
+        *(*_USUAL, *(replace(each, scheme=Scheme.LAZY) for each in _USUAL), Layout(64, splits=4, cut=Cut.EVEN)),
+        *(Layout(scheme=Scheme.DIVIDED), Layout(64, scheme=Scheme.WHOLE)),
+    ),
+    emulated=_forward_emulated,
+    simulated=Simulation.forward,
+    catalogue=forward_catalogue,
+)
+BACKWARD = Pass(
+    outputs=("dq", "dk", "dv"),
+    policy=BackwardPrecision.parse,
+    prepare=_with_saved,
+    golden=lambda inputs: ExactBackward()(*inputs.qkv, inputs.tensors["do"], inputs.mask, inputs.scale).tensors(),
+    usual=_USUAL,
+    emulated=_backward_emulated,
+    simulated=Simulation.backward,
+    catalogue=backward_catalogue,
+)
+
+
+class Predictions:
+    """Predictions of one declared policy, which serve every kernel, of cases with a `head_dim` unless they have their own.
+
+    They are kept in `folder`; None keeps them in memory alone.
     """
 
-    precision: str
-    head_dim: int = 64
-    folder: Path | None = field(default_factory=default_folder)
-    of_pass: Pass = FORWARD
-
-    @cached_property
-    def policy(self) -> Any:
-        return self.of_pass.policy(self.precision)
-
-    @cached_property
-    def candidates(self) -> tuple[Candidate, ...]:
-        return tuple({each.title: each for each in self.of_pass.catalogue(self.policy)}.values())
-
-    @cached_property
-    def _known(self) -> dict[str, Known]:
-        return {}
-
-    @cached_property
-    def _pages(self) -> dict[str, tuple[Page, int]]:
-        """By name, and how many predictions of each are on disk."""
-        return {}
+    def __init__(self, precision: str, head_dim: int = 64, folder: Path | None = None, of_pass: Pass = FORWARD) -> None:
+        self.precision, self.head_dim, self.folder, self.of_pass = precision, head_dim, folder, of_pass
+        self.policy = of_pass.policy(precision)
+        self.candidates = tuple({each.title: each for each in of_pass.catalogue(self.policy)}.values())
+        self._known = dict[str, Known]()
+        self._pages = dict[str, tuple[Path, Page, int]]()  # the file of each, and how many of its predictions are on disk
+        # Of the libraries whose sums the predictions have
+        self._facts = environment(torch.device("cpu")) | {"threads": "1"}
 
     def of(self, case: Case, seeds: range) -> Known:
         """What is known of some replicates of a case before any kernel runs."""
         name = f"{case.name} {seeds}"
         if name not in self._known:
-            self._known[name] = self.on(name, case.draw(seeds, self.policy.output.to, self.head_dim))
+            inputs = case.draw(seeds, self.policy.output.to, self.head_dim)
+            self._known[name] = Known(self, name, self.of_pass.prepare(inputs, self.precision))
         return self._known[name]
-
-    def on(self, name: str, inputs: Inputs) -> Known:
-        """Likewise of inputs that somebody has made."""
-        return Known(self, name, self.of_pass.prepare(inputs, self.precision))
 
     def page(self, name: str) -> Page:
         """The predictions of a name, from disk where they were made before; to which more may be added."""
         if name not in self._pages:
-            path = self._path(name)
-            page: Page = torch.load(path, weights_only=True) if path is not None and path.is_file() else {}
-            self._pages[name] = page, len(page)
-        return self._pages[name][0]
+            key = key_of({"policy": str(self.policy), "head_dim": self.head_dim, "name": name}, self._facts)
+            path = (self.folder or Path()) / f"{key}.pt"
+            page: Page = torch.load(path, weights_only=True) if self.folder and path.is_file() else {}
+            self._pages[name] = path, page, len(page)
+        return self._pages[name][1]
 
     def save(self) -> None:
         """Keep new predictions for other kernels; the oldest go where all exceed 4 GiB."""
-        for name, (page, saved) in self._pages.items():
-            path, data = self._path(name), io.BytesIO()
-            if path is not None and len(page) > saved:
-                torch.save(page, data)
+        for name, (path, page, saved) in self._pages.items() if self.folder else ():
+            if len(page) > saved:
+                torch.save(page, data := io.BytesIO())
                 write_atomically(path, data.getvalue())
-                self._pages[name] = page, len(page)
+                self._pages[name] = path, page, len(page)
         room = _MOST_BYTES
         with suppress(OSError):  # another process may remove them too
             for path in sorted(self.folder.glob(_PAGES) if self.folder else (), key=lambda each: -each.stat().st_mtime):
@@ -119,59 +258,33 @@ class Predictions:
                 if room < 0:
                     path.unlink()
 
-    def _path(self, name: str) -> Path | None:
-        config = {"policy": str(self.policy), "head_dim": self.head_dim, "name": name}
-        return self.folder and self.folder / f"{key_of(config, self._facts)}.pt"
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        return environment(torch.device("cpu")) | {"threads": "1"}  # of the libraries whose sums the predictions have
-
 
 @dataclass(frozen=True)
 class Known:
-    """Some replicates of a case: inputs, golden, and predictions; `whole` is what they are the first replicate of."""
+    """Some replicates of a case: inputs, golden, and what is permitted."""
 
     predictions: Predictions
     name: str
     inputs: Inputs
-    whole: Known | None = None
 
     @cached_property
-    def first(self) -> Known:
-        """Of the first replicate alone."""
-        return self if self.inputs.replicates == 1 else Known(self.predictions, f"first of {self.name}", self.inputs.first, self)
-
-    def of_first(self, outputs: Outputs) -> Outputs:
-        """Those of the first replicate."""
-        return {name: x[: len(x) // self.inputs.replicates].float() for name, x in outputs.items()}
-
-    @cached_property
-    def golden(self) -> Outputs:
+    def golden(self) -> Tensors:
         """The exact outputs of the rounded inputs, in FP64."""
         golden = self.predictions.of_pass.golden(self.inputs)
         return {name: golden[name] for name in self.predictions.of_pass.outputs}
 
     @cached_property
-    def exact(self) -> Outputs:
-        """Those of golden that a kernel is compared with; see `rows`."""
-        return self.rows(self.golden)
+    def exact(self) -> Tensors:
+        """Those of golden that a kernel is compared with; what rows hold that see no key is for a probe to say."""
+        return self.inputs.rows(self.golden)
 
-    def rows(self, outputs: Outputs) -> Outputs:
-        """The queries that see a key, and every key, `[replicates, numbers]` in FP64; what others hold is for a probe to say."""
-        q = self.inputs.tensors["q"]
-        seen = self.inputs.mask.seeing_rows(len(q), *self.inputs.sizes)[:, None].expand(q.shape[:-1])
-        few = some_rows({"q": seen})["q"]
-        rows = {name: x if name in OF_KEYS else x[seen if x.shape[2] == seen.shape[2] else few] for name, x in outputs.items()}
-        return {name: x.double().reshape(self.inputs.replicates, -1) for name, x in rows.items()}
-
-    def predict(self, candidate: Candidate, layout: Layout, of_kernel: Outputs) -> Outputs:
-        """Some rows of the outputs of a candidate, in the dtypes that hold their formats; see `Simulation`."""
+    def predict(self, candidate: Candidate, layout: Layout, of_kernel: Tensors) -> Tensors:
+        """Some rows of the outputs of a candidate on the first replicate, in dtypes that hold their formats; see `Simulation`."""
         page = self.predictions.page(f"{self.name} {layout!r}")
         if candidate.title in page and not candidate.fitted:  # one that is fitted may have the title of another
             return page[candidate.title]
-        simulation = Simulation(self.inputs, self.predictions.policy, layout, candidate.changes, of_kernel)
-        whole, dtype = self.predictions.of_pass.simulated(simulation), self.inputs.tensors["q"].dtype
+        simulation = Simulation(self.inputs.first, self.predictions.policy, layout, candidate.changes, of_kernel)
+        whole, dtype = self.predictions.of_pass.simulated(simulation), self.inputs["q"].dtype
         predicted = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some_rows(whole).items()}
         if not candidate.fitted:
             page[candidate.title] = predicted
@@ -180,12 +293,10 @@ class Known:
     @cached_property
     def permitted(self) -> dict[str, Tensor]:
         """The largest `FIGURES` of each output among the kernels of the policy, `[replicates, figures]`."""
-        if self.whole is not None:
-            return {name: x[:1] for name, x in self.whole.permitted.items()}
         page, of_pass = self.predictions.page(f"{self.name} permitted"), self.predictions.of_pass
         if not page:
-            emulated = [of_pass.emulated(self.inputs, self.predictions.policy, layout) for layout in of_pass.usual]
-            family = [self.rows(each) for each in emulated]
+            emulated = (of_pass.emulated(self.inputs, self.predictions.policy, layout) for layout in of_pass.usual)
+            family = [self.inputs.rows(each) for each in emulated]
             most = {name: torch.stack([figures(each[name] - x) for each in family]).amax(0) for name, x in self.exact.items()}
             page["permitted"] = most
         return page["permitted"]
@@ -203,25 +314,13 @@ class Known:
                 floors[name] = _FLOOR_OF_ZEROS * self.permitted[name]
         return floors
 
-    def ratios(self, outputs: Outputs) -> dict[str, Tensor]:
+    def ratios(self, outputs: Tensors) -> dict[str, Tensor]:
         """The figures of each output over the permitted ones, `[replicates, figures]`; 1 of two that are 0."""
         ratios = {}
-        for name, x in self.rows(outputs).items():
+        for name, x in self.inputs.rows(outputs).items():
             own, most = figures(x - self.exact[name]) + self.floors[name], self.permitted[name] + self.floors[name]
             ratios[name] = torch.where(own == most, 1.0, own / most).clamp(max=ABSURD)
         return ratios
-
-    @property
-    def zeros(self) -> float:
-        """How many times the permitted error a kernel that returns zeros has."""
-        name = self.predictions.of_pass.outputs[0]
-        zeros = self.ratios({name: torch.zeros_like(self.golden[name])})
-        return float(zeros[name][:, 0].mean())
-
-
-def some_rows(outputs: Outputs) -> Outputs:
-    """At most `_ROWS` tokens, evenly spread, by which candidates are told apart."""
-    return {name: x[:, :, :: math.ceil(x.shape[2] / _ROWS)].contiguous() for name, x in outputs.items()}
 
 
 def figures(error: Tensor) -> Tensor:
@@ -255,6 +354,19 @@ class Judged:
     verdict: Verdict
     seeds_needed: int = 0
 
+    @property
+    def is_error(self) -> bool:
+        return self.ratio > _NOTHING
+
+    def __str__(self) -> str:
+        more = f", {self.seeds_needed} seeds would decide" if self.seeds_needed else ""
+        interval = f"{times(self.ratio)} [{times(self.low)}, {times(self.high)}]"
+        return f"{self.figure} of {self.output} {interval}, limit {self.limit:.3g}{more}"
+
+
+def times(ratio: float) -> str:
+    return "infinite" if ratio > ABSURD / 2 else f"{ratio if ratio > _NOTHING else 0:.3g}"
+
 
 def judge(ratios: Mapping[str, Tensor], margin: float) -> list[Judged]:
     """Every figure of a case: FAIL where its interval lies above the limit, PASS below it, else the seeds that would decide."""
@@ -264,7 +376,7 @@ def judge(ratios: Mapping[str, Tensor], margin: float) -> list[Judged]:
             continue
         limit = _LIMIT_OF_LSE if output == "lse" else margin if figure == "rmse" else LIMIT_OF_LARGEST * margin
         own = ratios[output][:, FIGURES.index(figure)]
-        logs, count, needed = own.clamp(min=NOTHING / 2).log(), len(own), 0
+        logs, count, needed = own.clamp(min=_NOTHING / 2).log(), len(own), 0
         centre, spread = float(logs.mean()), float(logs.std()) if count > 1 else 0.0
         half = _half(spread, count)
         low, high = math.exp(centre - half), math.exp(min(centre + half, 700.0))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,13 +17,11 @@ from typing import Any, ClassVar
 import torch
 
 from numdev.attention.base import Backward
-from numdev.certification.accuracy import ABSURD, DECIDES, NOTHING, Judged, Known, Predictions, Verdict, default_folder, judge
-from numdev.certification.candidates import BACKWARD, FORWARD
-from numdev.certification.cases import CASES, Case
+from numdev.certification.accuracy import BACKWARD, CASES, DECIDES, FORWARD, Case, Judged, Predictions, Verdict, judge, times
 from numdev.certification.culprit import Culprit, find
 from numdev.certification.kernel import Kernel, format_of, kernel_of
 from numdev.certification.probes import PROBES, Probed, Probing
-from numdev.certification.simulation import Outputs
+from numdev.certification.simulation import Tensors
 from numdev.errors import BadInput, NotAChoice, Unsupported
 from numdev.measurement.operation import Operation
 from numdev.measurement.runner import Context, Findings, Kind, Point
@@ -44,24 +43,17 @@ DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
 
 @dataclass(frozen=True)
 class CaseReport:
-    """A case: what it shows, its figures, and how conditioned it is.
-
-    Attributes:
-        permitted: RMSE of the primary output that the policy permits.
-        zeros: times the permitted error that zeros would err; below 3 the case can fail a kernel, and pass none alone.
-        largest_u: the largest error of the primary output, over the unit roundoff of its format and its largest value.
-        skipped: why the kernel refuses it, or empty.
-    """
+    """A case: what it shows, its figures, and how conditioned it is."""
 
     name: str
     shows: str
     head_dim: int
     seeds: int = 0
-    permitted: float = math.nan
-    zeros: float = math.nan
-    largest_u: float = math.nan
+    permitted: float = math.nan  # RMSE of the primary output that the policy permits
+    zeros: float = math.nan  # times that, zeros would err; below 3 the case can fail a kernel, and pass none alone
+    largest_u: float = math.nan  # largest error of the primary output, over the unit roundoff of its format and its largest value
     judged: tuple[Judged, ...] = ()
-    skipped: str = ""
+    skipped: str = ""  # why the kernel refuses it
 
     @property
     def verdict(self) -> Verdict:
@@ -75,10 +67,10 @@ class CaseReport:
             return self.name, "skipped", *[""] * (len(COLUMNS) - 3), self.skipped
         rmse, *others = [each for each in self.judged if each.figure == "rmse"]
         largest = max(each.ratio for each in self.judged if each.figure == "largest")
-        interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else _times(rmse.ratio)
+        interval = f"{rmse.ratio:.2f} [{rmse.low:.2f}, {rmse.high:.2f}]" if rmse.high < 100 else times(rmse.ratio)
         mark = {Verdict.FAIL: "FAIL", Verdict.INCONCLUSIVE: "?"}.get(self.verdict, "weak" if self.zeros < DECIDES else "")
-        beside = " ".join(f"{each.output} {_times(each.ratio)}" for each in others)
-        return self.name, interval, _times(largest), beside, f"{self.largest_u:.3g}", _times(self.zeros), mark, self.shows
+        beside = " ".join(f"{each.output} {times(each.ratio)}" for each in others)
+        return self.name, interval, times(largest), beside, f"{self.largest_u:.3g}", times(self.zeros), mark, self.shows
 
 
 @dataclass(frozen=True)
@@ -121,9 +113,9 @@ class Certificate:
 
         A case on which the kernel has no error, such as that of one key, does not count.
         """
-        deciding = [each for case in self.cases if case.zeros >= DECIDES for each in case.judged]
-        ratios = [each.ratio for each in deciding if each.figure == "rmse" and each.output != "lse"]
-        logs = [-math.log(ratio) for ratio in ratios if ratio > NOTHING]
+        judged = [each for case in self.cases if case.zeros >= DECIDES for each in case.judged]
+        deciding = [each for each in judged if each.figure == "rmse" and each.output != "lse"]
+        logs = [-math.log(each.ratio) for each in deciding if each.is_error]
         return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
     @property
@@ -181,7 +173,7 @@ class Certificate:
         base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), dict[str, str]()
         for case in self.cases:
             if case.verdict is not Verdict.PASS:
-                wrong = [_said(each) for each in case.judged if each.verdict is case.verdict]
+                wrong = [str(each) for each in case.judged if each.verdict is case.verdict]
                 what = f"{case.name}, times the permitted error: {'; '.join(wrong)}"
                 failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = what
         return failures | {f"{base} {_only(each.name)}": f"{each.name}: {each.reason}" for each in self.probes if each.fails}
@@ -225,16 +217,6 @@ class Certificate:
 def _only(name: str) -> str:
     """What repeats one input or probe, and leaves the certificate of all in its folder."""
     return "only={0} out=reports/certify/{0}".format(name.replace(" ", "_"))
-
-
-def _times(ratio: float) -> str:
-    return "infinite" if ratio > ABSURD / 2 else f"{ratio if ratio > NOTHING else 0:.3g}"
-
-
-def _said(figure: Judged) -> str:
-    more = f", {figure.seeds_needed} seeds would decide" if figure.seeds_needed else ""
-    interval = f"{_times(figure.ratio)} [{_times(figure.low)}, {_times(figure.high)}]"
-    return f"{figure.figure} of {figure.output} {interval}, limit {figure.limit:.3g}{more}"
 
 
 def certify(
@@ -292,36 +274,36 @@ def certify(
         if name not in names:
             raise NotAChoice("only", name, [each.replace(" ", "_") for each in names])
     sizes = (head_dim,) if head_dim else sizes
-    every = {size: Predictions(precision, size, Path(cache) if cache else default_folder(), of_pass) for size in sizes}
+    folder = Path(cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "numdev", "predictions"))
+    every = {size: Predictions(precision, size, folder, of_pass) for size in sizes}
     cases = [case for case in CASES if not only or case.name in only]
     work = [(size, case) for size in sizes for case in cases if case.head_dim is None or size == sizes[0]]
-    reports, compared = list[CaseReport](), dict[str, tuple[Known, Outputs]]()
+    reports, compared = list[CaseReport](), dict[str, Tensors]()
     for done, (size, case) in enumerate(work):
         progress(done, len(work) + 1, case.name)
-        report, known, outputs = _judged(subject, every[size], case, seeds, margin)
+        report, outputs = _judged(subject, every[size], case, seeds, margin)
         reports.append(report)
-        if outputs is not None and size == sizes[0]:
-            compared[case.name] = known, outputs
-    if reports and not compared:
-        raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {reports[0].skipped}")
+        if not report.skipped and size == sizes[0]:
+            compared[case.name] = outputs
     progress(len(work), len(work) + 1, "probes and culprit")
     probing = Probing(subject, every[sizes[0]], seeds[0])
     outcomes = tuple(probe.run(probing) for probe in probes if not only or probe.name in only)
     if not compared and all(each.outcome == "skipped" for each in outcomes):
-        raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {outcomes[0].reason}")
+        reason = (*(report.skipped for report in reports), *(each.reason for each in outcomes))[0]
+        raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {reason}")
     failing = {report.name for report in reports if report.verdict is Verdict.FAIL}
-    results = [compared[case.name] for case in cases if case.name in compared and (case.names or only or case.name in failing)]
-    culprit = None
-    if results and not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes):
-        culprit = find(results)
-    has_lse = of_pass is BACKWARD or all("lse" in outputs for _, outputs in compared.values())
+    telling = [case for case in cases if case.name in compared and (case.names or only or case.name in failing)]
+    results = [(every[sizes[0]].of(case, seeds[0]), compared[case.name]) for case in telling]
+    is_sound = not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes)
+    culprit = find(results) if results and is_sound else None
+    has_lse = of_pass is BACKWARD or all("lse" in outputs for outputs in compared.values())
     about = subject.name, precision, str(place), margin, seed, only, has_lse
     return Certificate(*about, tuple(reports), outcomes, culprit, environment(place))
 
 
 def _judged(
     kernel: Kernel, predictions: Predictions, case: Case, seeds: tuple[range, range], margin: float
-) -> tuple[CaseReport, Known, Outputs | None]:
+) -> tuple[CaseReport, Tensors]:
     """A case over its first seeds, and over more where these decide nothing; and what the kernel returned on the first."""
     known, primary = predictions.of(case, seeds[0]), predictions.of_pass.outputs[0]
     about = CaseReport(case.name, case.shows, case.head_dim or predictions.head_dim)
@@ -335,18 +317,18 @@ def _judged(
             ratios = {name: torch.cat([own, further[name]]) for name, own in ratios.items()}
             judged = judge(ratios, margin)
     except Unsupported as error:
-        return replace(about, skipped=str(error)), known, None
+        return replace(about, skipped=str(error)), {}
     exact, fmt = known.exact[primary], predictions.policy.output.to
-    largest = float((known.rows(outputs)[primary] - exact).abs().max())
+    largest = float((known.inputs.rows(outputs)[primary] - exact).abs().max())
     report = replace(
         about,
         seeds=len(ratios[primary]),
         permitted=float(known.permitted[primary][0, 0]),
-        zeros=known.zeros,
+        zeros=float(known.ratios({primary: torch.zeros_like(known.golden[primary])})[primary][:, 0].mean()),
         largest_u=largest / (fmt.u * float(exact.abs().max())) if bool(exact.any()) else math.nan,
         judged=tuple(judged),
     )
-    return report, known, outputs
+    return report, outputs
 
 
 _COLUMNS = (

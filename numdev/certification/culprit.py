@@ -9,33 +9,28 @@ layout. Candidates are ranked by the mean of log r over cases and outputs.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.formats import BF16, FP16
 from numdev.attention.softmax import EXP2_MINIMAX
-from numdev.certification.accuracy import ABSURD, Known, some_rows
-from numdev.certification.candidates import (
-    BACKWARD,
-    DECLARED,
-    FORWARD,
-    ONE_TILE,
-    UNSPLIT,
-    Candidate,
-    by_polynomial,
-    off,
-    saturated,
-    scaled,
-    unknown_errors,
-    variants,
-)
-from numdev.certification.simulation import OF_SUMS, Cut, Layout, Outputs, Simulation, symbol
+from numdev.certification.accuracy import ABSURD, BACKWARD, FORWARD, Known
+from numdev.certification.candidates import DECLARED, Candidate, by_polynomial, off, saturated, scaled, unknown_errors
+from numdev.certification.simulation import OF_SUMS, WHOLE, Cut, Layout, Scheme, Simulation, Stored, Tensors, some_rows, symbol
 
+ONE_TILE = (Layout(16), Layout())
+"""In which rows of few keys are as in any other layout, but for what has a factor of each tile."""
+_SIZES = (*range(16, 257, 16), 512)
+UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(scheme=Scheme.DIVIDED), Layout())
+SPLIT = tuple(Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in range(2, 9) for cut in (Cut.TILES, Cut.KEYS))
+"""Layouts by which that of a kernel is looked for, and then their variants."""
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
 _LEAST = 0.02  # of r, below which the roundings of FP32 decide
 _OTHER = 1.5  # times what is left of a gradient that another kernel would have to compute
@@ -49,13 +44,12 @@ _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is ne
 _EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
 _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
 _MOST_SCORES = 1 << 22  # of a case
-_TOO_MANY = "was given too many tokens to look for the step that errs"
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
 _STEP, _STEPS, _FAR = 1e-4, 16, 0.5  # of a parameter that is fitted; so far a polynomial may be from the usual one
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
-Results = Sequence[tuple[Known, Outputs]]
+Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
 
 
@@ -122,64 +116,39 @@ class Culprit:
         return f"errs as with {named} ({share})" if fails else f"computes as {named} ({share})"
 
 
-@dataclass(frozen=True)
 class Compared:
-    """A replicate on which a kernel is compared with predictions; with `few_keys` only the rows that see few."""
+    """The first replicate of a case, on which a kernel is compared with predictions; on rows that see at most so many keys.
 
-    known: Known
-    whole: Outputs
-    few_keys: bool = False
+    Attributes:
+        whole, outputs: of the kernel, and some rows of these in their formats, as predictions have them.
+        own: those that are compared, `[1, numbers]`.
+        floors, errors: of each output what nobody can avoid, and the RMS of the error.
+        excess: of each output the error over the permitted one.
+    """
 
-    @cached_property
-    def outputs(self) -> Outputs:
-        """Some rows of the kernel's outputs in their formats, as predictions have them, whatever the kernel returns."""
-        return some_rows(
-            {name: x if name == "lse" else self.known.predictions.policy.output(x) for name, x in self.whole.items()}
-        )
+    def __init__(self, known: Known, outputs: Tensors, most_keys: int = WHOLE) -> None:
+        self.known, self.of_kernel, self.most_keys, self.inputs = known, outputs, most_keys, known.inputs.first
+        self._left, batch, cast = dict[Hypothesis, dict[str, float]](), len(self.inputs["q"]), known.predictions.policy.output
+        self.whole = {name: x[:batch].float() for name, x in outputs.items()}
+        self.outputs = some_rows({name: x if name == "lse" else cast(x) for name, x in self.whole.items()})
+        self.own, golden = self.rows(self.outputs), self.rows(some_rows({name: x[:batch] for name, x in known.golden.items()}))
+        self.floors = {name: float(known.floors[name][0, 0]) for name in self.own}
+        self.errors = {name: max(_rms(x - golden[name]), self.floors[name]) for name, x in self.own.items()}
+        most = {name: float(known.permitted[name][0, 0]) + floor for name, floor in self.floors.items()}
+        self.excess = {name: error / most[name] if most[name] else ABSURD for name, error in self.errors.items()}
 
-    def rows(self, outputs: Outputs) -> Outputs:
-        if not self.few_keys:
-            return self.known.rows(outputs)
-        return {name: x.double()[self._few].reshape(1, -1) for name, x in outputs.items()}
+    def rows(self, outputs: Tensors) -> Tensors:
+        return self.inputs.rows(outputs, self.most_keys)
 
-    @cached_property
-    def _few(self) -> Tensor:
-        q, (queries, keys), mask = self.known.inputs.tensors["q"], self.known.inputs.sizes, self.known.inputs.mask
-        ranges = [mask.key_range(queries, keys, torch.arange(queries), length) for length in mask.lengths(len(q), keys)]
-        seen = torch.stack([high - low for low, high in ranges])[:, None].expand(q.shape[:-1])
-        return some_rows({"q": (seen > 0) & (seen <= _FEW_KEYS)})["q"]
-
-    @cached_property
-    def own(self) -> Outputs:
-        return self.rows(self.outputs)
-
-    @cached_property
-    def sizes(self) -> dict[str, tuple[float, float, float]]:
-        """Of each output the RMS of its error, the permitted one, and what nobody can avoid."""
-        golden, sizes = self.rows(some_rows(self.known.golden)), {}
-        for name, x in self.own.items():
-            floor = float(self.known.floors[name][:, 0].mean())
-            sizes[name] = max(_rms(x - golden[name]), floor), _rms(self.known.permitted[name][:, 0]) + floor, floor
-        return sizes
-
-    @cached_property
-    def excess(self) -> dict[str, float]:
-        """Of each output the error over the permitted one."""
-        return {name: error / most if most else ABSURD for name, (error, most, _) in self.sizes.items()}
-
-    def left(self, candidate: Candidate, layout: Layout) -> dict[str, float]:
-        """r of each output."""
-        if (candidate, layout) not in self._left:
-            rows, left = self.rows(self.known.predict(candidate, layout, self.whole)), {}
-            for name, (error, _, floor) in self.sizes.items():
-                rest = max(_rms(self.own[name] - rows[name]) - floor, 0.0) if bool(rows[name].isfinite().all()) else ABSURD
-                left[name] = rest / error if error else float(rest > 0)
-            self._left[candidate, layout] = left
-        return self._left[candidate, layout]
-
-    @cached_property
-    def _left(self) -> dict[tuple[Candidate, Layout], dict[str, float]]:
-        return {}
+    def left(self, hypothesis: Hypothesis) -> dict[str, float]:
+        """r of each output, within the limits that logarithms need."""
+        if hypothesis not in self._left:
+            rows, left = self.rows(self.known.predict(*hypothesis, self.whole)), {}
+            for name, error in self.errors.items():
+                rest = max(_rms(self.own[name] - rows[name]) - self.floors[name], 0.0) if rows[name].isfinite().all() else ABSURD
+                left[name] = min(max(rest / error if error else float(rest > 0), _LEAST), 1 / _LEAST)
+            self._left[hypothesis] = left
+        return self._left[hypothesis]
 
 
 class Search:
@@ -189,19 +158,18 @@ class Search:
     """
 
     def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
-        self.cases, self.of_pass = cases, cases[0].known.predictions.of_pass
+        self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
-        self.errs = [name for name in errs if name in self.outputs]
+        self.layouts = (UNSPLIT, SPLIT) if self.of_pass is FORWARD else (UNSPLIT[:-2], ())
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
-        light = [case for case in telling if case.known.inputs.sizes[1] <= _MANY_KEYS] or telling
+        light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
         first = int(self.of_pass is FORWARD)  # its sums are over keys alone
-        broad = [case for case in light if case.known.inputs.mask.is_none]
-        broad = [case for case in broad if max(case.known.inputs.sizes[first:], default=0) > 12 * _FEW_KEYS]
+        broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[first:]) > 12 * _FEW_KEYS]
         self.broad = (broad or light)[:2]
-        self.few = [*self.broad, *(case for case in light[:1] if case not in self.broad)] if self.errs else self.broad[:1]
-        small = [replace(case, few_keys=True) for case in cases if self.of_pass is FORWARD]
-        self.in_one_tile = [case for case in small if case._few.sum() >= _FEW_KEYS]
+        self.few = list(dict.fromkeys((*self.broad, light[0]))) if self.errs else self.broad[:1]
+        small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if self.of_pass is FORWARD]
+        self.in_one_tile = [case for case in small if case.own["out"].numel() >= _FEW_KEYS * case.outputs["out"].shape[-1]]
 
     def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
         """The mean of log r over cases and outputs; those that err weigh as much as all others together.
@@ -211,48 +179,62 @@ class Search:
         others = [name for name in self.outputs if name not in self.errs]
 
         def mean(names: Sequence[str]) -> float:
-            left = [case.left(*hypothesis)[name] for case in cases for name in names]
+            left = [case.left(hypothesis)[name] for case in cases for name in names]
             if names is others and self.of_pass is BACKWARD:
-                declared = (_OTHER * max(case.left(DECLARED, hypothesis[1])[name], _LEAST) for case in cases for name in names)
-                left = list(map(min, left, declared))
-            return sum(math.log(min(max(r, _LEAST), 1 / _LEAST)) for r in left) / len(left)
+                left = list(
+                    map(min, left, (_OTHER * case.left((DECLARED, hypothesis[1]))[name] for case in cases for name in names))
+                )
+            return sum(map(math.log, left)) / len(left)
 
         return (mean(self.errs) + mean(others)) / 2 if self.errs and others else mean(self.outputs)
 
     def best(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """Best first."""
-        return sorted(hypotheses, key=lambda each: self.score(each, cases))
+        return sorted(dict.fromkeys(hypotheses), key=lambda each: self.score(each, cases))
 
     def left(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
         """The mean of log r of the outputs that err, where they do."""
         pairs = [(case, name) for case in cases for name in self.errs or self.outputs[:1]]
         pairs = [(case, name) for case, name in pairs if case.excess[name] > _limit(name)] or pairs
-        left = [case.left(*hypothesis)[name] for case, name in pairs]
-        return sum(math.log(max(r, _LEAST)) for r in left) / len(left)
+        return sum(math.log(case.left(hypothesis)[name]) for case, name in pairs) / len(pairs)
+
+    def share(self, hypothesis: Hypothesis, name: str, every: Sequence[Compared]) -> float:
+        """Of the error of an output what is explained: the mean over the cases on which it errs more than permitted."""
+        cases = [case for case in every if case.excess[name] > _limit(name)] or every
+        return sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases)
 
     def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
-        is_explained = all(self._share(hypothesis, name, cases) > _EXPLAINED for name in self.errs)
+        is_explained = all(self.share(hypothesis, name, cases) > _EXPLAINED for name in self.errs)
         return is_explained and self.left(hypothesis, cases) < _SETTLED
+
+    def within(self, ranked: Sequence[Hypothesis], cases: Sequence[Compared], margin: float) -> list[Hypothesis]:
+        """Those that are nearly as good as the first."""
+        return [each for each in ranked if self.score(each, cases) <= self.score(ranked[0], cases) + margin]
+
+    def with_variants(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
+        """With layouts that are like the best but for order, cut and scheme, best first."""
+        ranked = self.best(hypotheses, cases)
+        if self.of_pass is BACKWARD:
+            return ranked
+        more = [
+            (candidate, replace(layout, reverse=reverse, cut=cut, scheme=scheme))
+            for candidate, layout in ranked[:_VARIED]
+            for reverse, cut, scheme in product((False, True), Cut if layout.splits > 1 else (Cut.TILES,), Scheme)
+            if scheme is not Scheme.DIVIDED or layout.bc == WHOLE
+        ]
+        return self.best([*ranked, *more], cases)
 
     def declared(self) -> list[Hypothesis]:
         """The declared policy in all layouts."""
         ranked: list[Hypothesis] = []
-        for layouts in self.of_pass.layouts[: 1 if self.errs else 2]:
+        for layouts in self.layouts[: 1 if self.errs else 2]:
             ranked = self.with_variants([*ranked, *((DECLARED, layout) for layout in layouts)], self.broad)
             if self.is_settled(ranked[0], self.broad):
                 break
         return ranked
 
-    def with_variants(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
-        """With the variants of the best layouts, best first."""
-        ranked = self.best(hypotheses, cases)
-        if self.of_pass is BACKWARD:
-            return ranked
-        more = [(candidate, variant) for candidate, layout in ranked[:_VARIED] for variant in variants(layout)]
-        return self.best(dict.fromkeys([*ranked, *more]), cases)
-
     def run(self) -> list[Hypothesis]:
-        """Hypotheses, the best first."""
+        """Hypotheses, the best first: at first on rows that lie in one tile, then those that are near in every layout."""
         views, layouts = self.in_one_tile or self.few, ONE_TILE[: 2 if self.of_pass is FORWARD else 1]
         of_splits, of_padding = ([each for each in self.catalogue if each.step == step] for step in ("splits", "padding"))
         tried = [*product([*self.catalogue, *self.factors(views)], layouts), *product(of_padding, UNSPLIT)]
@@ -260,47 +242,43 @@ class Search:
         ranked = self.with_variants(tried, views)
         if self.errs and not self.is_settled(ranked[0], views):
             ranked = self.combined(self.best([*ranked, *product(self.polynomials(views), layouts)], views), views)
-        groups = self.of_pass.layouts[: 2 if self.errs else 1]
+        groups = self.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
             return self.in_layouts(ranked, of_splits, of_splits, [of_keys])
-        pool, alike = (list(dict.fromkeys(each for each, _ in self.within(ranked, views, margin))) for margin in (_POOL, _ALIKE))
-        example = Layout(2 * _FEW_KEYS, splits=3 if self.of_pass is FORWARD else 1)
-        idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
-        wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
         if self.of_pass is BACKWARD:  # only sums depend on the layout
             if self.is_settled(ranked[0], views):
                 return ranked
             sums = {f"the {what} of {symbol(name)}" for name in self.errs or self.outputs for what in OF_SUMS}
             pool = wide = [each for each in self.catalogue if each.changes.keys() & sums]
+        else:
+            pool, alike = (
+                list(dict.fromkeys(each for each, _ in self.within(ranked, views, margin))) for margin in (_POOL, _ALIKE)
+            )
+            example = Layout(2 * _FEW_KEYS, splits=3)
+            idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
+            wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
         ranked = self.in_layouts(ranked, wide, pool, groups)
         return self.combined(ranked, self.few) if self.errs else ranked
 
     def in_layouts(
         self, ranked: list[Hypothesis], wide: Sequence[Candidate], pool: Sequence[Candidate], groups: Iterable[Sequence[Layout]]
     ) -> list[Hypothesis]:
-        """With some candidates in every layout, and with more in the best of these, until one leaves nothing."""
-        if self.of_pass is FORWARD:  # one of each kind, faults of splits first
-            kinds = list({each.kind: each for each in reversed(wide)}.values())[::-1]
-            wide = sorted(kinds, key=lambda each: each.step != "splits")
+        """With one candidate of each title but for its format in every layout, and with more in the best of these.
+
+        In splits of as many keys, for speed, at first what is no fault of splits is not tried.
+        """
+        kinds = list({re.sub(r"[A-Z]\w*\d\w*", "", each.title): each for each in reversed(wide)}.values())[::-1]
+        first = sorted(kinds, key=lambda each: each.step != "splits")[:_WIDE]
         for layouts in groups:
-            first = [each for each in wide if any(_is_in(each, layout) for layout in layouts)][:_WIDE]
-            every = [(each, layout) for each in first for layout in layouts if _is_tried(each, layout)]
-            best = list(dict.fromkeys(layout for _, layout in self.with_variants(every, self.broad)))[:3]
+            every = [(each, layout) for each in first for layout in layouts if _is_in(each, layout)]
+            quick = [each for each in every if each[1].cut is not Cut.KEYS or each[0] is DECLARED or each[0].step == "splits"]
+            best = list(dict.fromkeys(layout for _, layout in self.with_variants(quick, self.broad)))[:3]
             tried = [(each, layout) for each in pool for layout in best if _is_in(each, layout)]
-            ranked = self.best(dict.fromkeys([*tried, *ranked]), self.few)
+            ranked = self.best([*tried, *ranked], self.few)
             if self.is_settled(ranked[0], self.few):
                 break
         return ranked
-
-    def unknown(self) -> list[Hypothesis]:
-        """Unknown errors of a step, in all layouts."""
-        precision = self.cases[0].known.predictions.policy.output.to.precision
-        return self.with_variants(product(unknown_errors(precision, has_lse="lse" in self.outputs), UNSPLIT), self.broad)
-
-    def within(self, ranked: Sequence[Hypothesis], cases: Sequence[Compared], margin: float) -> list[Hypothesis]:
-        """Those that are nearly as good as the first."""
-        return [each for each in ranked if self.score(each, cases) <= self.score(ranked[0], cases) + margin]
 
     def combined(self, ranked: list[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """With two or three candidates at once, if these are nearer by far, and one alone explains something."""
@@ -316,106 +294,86 @@ class Search:
             ranked = combined
         return ranked
 
+    def unknown(self) -> list[Hypothesis]:
+        """Unknown errors of a step, in all layouts, the best of each step; none unless one explains nearly all and no other."""
+        precision = self.cases[0].known.predictions.policy.output.to.precision
+        unknown = unknown_errors(precision, has_lse="lse" in self.outputs)
+        ranked = of_steps(self.with_variants(product(unknown, UNSPLIT), self.broad))
+        is_sure = self.rank(ranked[0]).explained > _SURE and len(self.within(ranked, self.broad, _NEAR)) == 1
+        return ranked if is_sure else []
+
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """A result, or scores, times the factor that is nearest, of scores one for each scale; P with the nearest limit."""
         makers: list[Callable[[float], Candidate]] = [partial(off, name) for name in self.errs]
         makers += [saturated] if self.of_pass is FORWARD and self.errs else []
         for make in makers if "lse" not in self.errs else ():  # which none of these changes
-            (factor,) = self.fitted(lambda x: make(*x), (_START,), cases)  # noqa: B023
+            (factor,) = self.fitted(make, (_START,), cases)
             if abs(factor - 1) > _LEAST_FACTOR:
                 yield make(factor)
-        factors = dict[float, float]()
-        for case in (*cases, *self.cases):
-            scale = case.known.inputs.scale
-            if scale not in factors:
-                (factors[scale],) = self.fitted(lambda x: scaled({scale: x[0]}), (1.0,), [case])  # noqa: B023
-        if abs(next(iter(factors.values())) - 1) > _LEAST_SCALE:
-            yield scaled(factors)
+        of_scales = {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
+        factors = self.fitted(lambda *x: scaled(of_scales, x), (1.0,) * len(of_scales), list(of_scales.values()))
+        if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
+            yield scaled(of_scales, factors)
 
     def polynomials(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials by the polynomial that is nearest."""
         for degree, start in product((1, 2, 3), (0.0, 0.5)):
             best = tuple(coefficient / 2**start for coefficient in EXP2_MINIMAX[degree])
-            coefficients = self.fitted(lambda x: next(by_polynomial(x, start)), best, cases)  # noqa: B023
+            coefficients = self.fitted(lambda *x, start=start: next(by_polynomial(x, start)), best, cases)
             if all(abs(own - usual) < _FAR for own, usual in zip(coefficients, best, strict=True)):
                 yield from by_polynomial(coefficients, start, fitted=True)
 
-    def fitted(
-        self, make: Callable[[tuple[float, ...]], Candidate], start: tuple[float, ...], cases: Sequence[Compared]
-    ) -> tuple[float, ...]:
-        """The parameters that leave least, by Gauss-Newton steps along slopes without roundings, halved where they fail.
+    def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
+        """The parameters that leave least, by steps along slopes without roundings, halved where they fail.
 
         The LSE tells most, if it errs, since nothing is rounded to few bits after it.
         """
+        from scipy.optimize import least_squares  # late: it costs more than the rest of numdev's import
+
         outputs = ["lse"] if "lse" in self.errs else self.outputs
         of_pass, own = self.of_pass, cases[0].known.predictions.policy
         golden, x = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
 
         def left(x: Tensor, policy: Any) -> Tensor:
-            parts, changes = [], make(tuple(x.tolist())).changes
+            parts, changes = [], make(*x.tolist()).changes
             for case in cases:
-                rows = case.rows(some_rows(of_pass.simulated(Simulation(case.known.inputs, policy, ONE_TILE[0], changes))))
-                parts += [((case.own[name] - rows[name]) / case.sizes[name][0]).flatten() for name in outputs]
+                rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, ONE_TILE[0], changes))))
+                parts += [((case.own[name] - rows[name]) / case.errors[name]).flatten() for name in outputs]
             return torch.cat(parts).nan_to_num(0.0, 0.0, 0.0)
 
         unit = torch.eye(len(x), dtype=x.dtype)
         slopes = torch.stack([(left(x + _STEP * each, golden) - left(x, golden)) / _STEP for each in unit], -1)
-        best, step, least = x, torch.zeros_like(x), math.inf
-        for _ in range(_STEPS):
-            rest = left(x, own)
-            if float(rest.norm()) < least:
-                best, least = x, float(rest.norm())
-                step = torch.linalg.lstsq(slopes, rest[:, None], rcond=1e-4, driver="gelsd").solution.flatten()
-            else:
-                step = step / 2
-            x = best - step
-        return tuple(best.tolist())
+        solve: Callable[..., Any] = least_squares
+        fit = solve(lambda x: left(torch.from_numpy(x), own), start, lambda _: slopes.numpy(), max_nfev=_STEPS)
+        return tuple(fit.x.tolist())
 
     def rank(self, hypothesis: Hypothesis) -> Rank:
-        """On all cases."""
+        """On all cases; explained is the share of the output that errs and has least of it explained."""
         candidate, layout = hypothesis
-        share = min(self._share(hypothesis, name, self.cases) for name in self.errs or self.outputs)
-        score = self.score(hypothesis, self.cases)
-        return Rank(
-            f"{candidate.step}={candidate.title}",
-            candidate.title,
-            score,
-            share,
-            share > _EXPLAINED,
-            str(layout),
-            candidate.permitted,
-        )
-
-    def _share(self, hypothesis: Hypothesis, name: str, every: Sequence[Compared]) -> float:
-        """Of the error of an output what is explained: the mean over the cases on which it errs more than permitted."""
-        cases = [case for case in every if case.excess[name] > _limit(name)] or every
-        return sum(max(0.0, 1 - case.left(*hypothesis)[name] ** 2) for case in cases) / len(cases)
+        least = min(self.share(hypothesis, name, self.cases) for name in self.errs or self.outputs)
+        about = f"{candidate.step}={candidate.title}", candidate.title, self.score(hypothesis, self.cases), least
+        return Rank(*about, least > _EXPLAINED, str(layout), candidate.permitted)
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Steps in formats of 16 bits that leave more than the declared policy wherever they round, and the others."""
-        titles: dict[bool, list[str]] = {True: [], False: []}
         limit, steps = self.score(declared, self.few) + _NEAR, dict[str, list[Candidate]]()
         for each in self.catalogue:
-            if not each.permitted and each.is_plain and _is_in(each, declared[1]):
+            if not each.permitted and _is_in(each, declared[1]) and [*each.changes.values()] in ([Stored(BF16)], [Stored(FP16)]):
                 steps.setdefault(f"{each.step} in {each.title.rpartition(' in ')[2]}", []).append(each)
-        for alike in steps.values():
-            titles[all(self.score((each, declared[1]), self.few) > limit for each in alike)].append(alike[0].title)
-        return tuple(titles[True]), tuple(titles[False])
+        is_excluded = {
+            alike[0].title: all(self.score((each, declared[1]), self.few) > limit for each in alike) for alike in steps.values()
+        }
+        excluded = tuple(title for title, excludes in is_excluded.items() if excludes)
+        return excluded, tuple(title for title in is_excluded if title not in excluded)
 
     def shows(self, hypothesis: Hypothesis) -> bool:
         """Whether a layout can be told from most others."""
-        scores = [self.score((hypothesis[0], each), self.broad) for each in self.of_pass.layouts[0]]
+        scores = [self.score((hypothesis[0], each), self.broad) for each in self.layouts[0]]
         return 2 * sum(score <= self.score(hypothesis, self.broad) + _NEAR for score in scores) < len(scores)
 
 
 def _is_in(candidate: Candidate, layout: Layout) -> bool:
     return layout.splits > 1 or candidate.step != "splits"
-
-
-def _is_tried(candidate: Candidate, layout: Layout) -> bool:
-    """In splits of as many keys, for speed, at first what is no fault of splits is not."""
-    is_quick = layout.cut is not Cut.KEYS or candidate is DECLARED or candidate.step == "splits"
-    return is_quick and _is_in(candidate, layout)
 
 
 def of_steps(ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
@@ -426,43 +384,40 @@ def of_steps(ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
     return list(best.values())
 
 
+def _limit(name: str) -> float:
+    """Times the permitted error, beyond which an output errs."""
+    return _ERRS_LSE if name == "lse" else _ERRS
+
+
 def find(results: Results) -> Culprit:
     """The culprit of the results of a kernel, but for those that are not finite."""
-    every = [Compared(known.first, known.of_first(outputs)) for known, outputs in results]
+    every = [Compared(known, outputs) for known, outputs in results]
     finite = [case for case in every if all(bool(x.isfinite().all()) for x in case.own.values())]
-    cases = [case for case in finite if case.known.inputs.scores <= _MOST_SCORES]
+    cases = [case for case in finite if case.inputs["q"].shape[:-1].numel() * case.inputs.sizes[1] <= _MOST_SCORES]
     if not cases:
-        return Culprit((), alone=_TOO_MANY) if finite else Culprit(())
+        return Culprit((), alone="was given too many tokens to look for the step that errs") if finite else Culprit(())
     if not any(bool(x.any()) for case in cases for name, x in case.own.items() if name != "lse"):
         return Culprit((), alone="returns zeros")
     ratios = [known.ratios(outputs) for known, outputs in results]
-    errs = [name for name in cases[0].outputs if any(each[name][:, 0].mean() > _limit(name) for each in ratios if name in each)]
-    search = Search(cases, errs)
+    names = [name for name in cases[0].known.predictions.of_pass.outputs if all(name in each for each in ratios)]
+    search = Search(cases, [name for name in names if max(float(each[name][:, 0].mean()) for each in ratios) > _limit(name)])
     tried = search.declared()
-    if errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
+    if search.errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried
-    if errs and search.of_pass is FORWARD and not search.rank(tried[0]).is_explained:
-        unknown = of_steps(search.unknown())
-        if search.rank(unknown[0]).explained > _SURE and len(search.within(unknown, search.broad, _NEAR)) == 1:
-            tried = unknown
+    if search.errs and search.of_pass is FORWARD and not search.rank(tried[0]).is_explained:
+        tried = search.unknown() or tried
     best = [*search.within(search.best(tried, search.few), search.few, _ALIKE)[:20], *of_steps(tried)[:_SHOWN]]
-    ranked = of_steps(search.best(dict.fromkeys(best), cases))
-    ranked = [each for each in ranked if not (each[0].permitted and errs)] or ranked
+    ranked = of_steps(search.best(best, cases))
+    ranked = [each for each in ranked if not (each[0].permitted and search.errs)] or ranked
     known, layout, name = cases[0].known, ranked[0][1], search.outputs[0]
-    emulated = some_rows(search.of_pass.emulated(known.inputs, known.predictions.policy, layout))
+    emulated = some_rows(search.of_pass.emulated(cases[0].inputs, known.predictions.policy, layout))
     equal = float((cases[0].outputs[name] == emulated[name]).double().mean())
-    tiles = str(layout) if search.shows(ranked[0]) else ""
-    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), tiles, equal=equal)
-    if not errs and culprit.is_explained and culprit.is_permitted:
+    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), str(layout) if search.shows(ranked[0]) else "", equal=equal)
+    if not search.errs and culprit.is_explained and culprit.is_permitted:
         excluded, undecided = search.formats(ranked[0])
         culprit = replace(culprit, excluded=excluded, undecided=undecided)
     known.predictions.save()
     return culprit
-
-
-def _limit(name: str) -> float:
-    """Times the permitted error, beyond which an output errs."""
-    return _ERRS_LSE if name == "lse" else _ERRS
 
 
 def _rms(x: Tensor) -> float:

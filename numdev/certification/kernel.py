@@ -23,8 +23,7 @@ from numdev.attention.vendor.flex import FlexBackward
 from numdev.attention.vendor.sage import SageAttention
 from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.certification.cases import Inputs, Tensors
-from numdev.certification.simulation import Outputs
+from numdev.certification.simulation import Inputs, Tensors
 from numdev.errors import BadInput, BadOutput, NotAChoice, NumdevError, one_of
 from numdev.sources import loaded
 
@@ -57,9 +56,6 @@ class Kernel:
     """A kernel as certify calls it: tensors in its dtype and on its device, mask and scale.
 
     `Unsupported` says that it does not take a request.
-
-    Attributes:
-        takes, returns: names of its inputs, and of its outputs, of which it may leave out the LSE.
     """
 
     name: str
@@ -67,9 +63,9 @@ class Kernel:
     fmt: Format
     device: torch.device
     takes: tuple[str, ...] = ("q", "k", "v")
-    returns: tuple[str, ...] = ("out", "lse")
+    returns: tuple[str, ...] = ("out", "lse")  # of which it may leave out the LSE
 
-    def __call__(self, tensors: Tensors, mask: Mask, scale: float) -> Outputs:
+    def __call__(self, tensors: Tensors, mask: Mask, scale: float) -> Tensors:
         """The outputs on the device, checked for shape, dtype and device.
 
         Raises:
@@ -98,7 +94,7 @@ class Kernel:
                 raise BadOutput("kernel", self.name, f"{name} is {described(layout(x))}; return {expected}")
         return outputs
 
-    def on(self, inputs: Inputs, place: Callable[[Tensor], Tensor] = Tensor.clone) -> Outputs:
+    def on(self, inputs: Inputs, place: Callable[[Tensor], Tensor] = Tensor.clone) -> Tensors:
         """The outputs on the CPU; `place` gives each tensor memory of its own, since a kernel may overwrite its inputs."""
         outputs = self({name: place(inputs[name].to(self.device)) for name in self.takes}, inputs.mask, inputs.scale)
         return {name: x.detach().cpu() for name, x in outputs.items()}
@@ -112,15 +108,15 @@ def kernel_of(kernel: object, fmt: Format, device: torch.device, backward: objec
     Raises:
         BadInput: for anything else.
     """
-    name = _name(kernel)
+    forward = Kernel(_name(kernel), _call(kernel, "kernel", fmt), fmt, device)
     if backward is None:
-        return Kernel(name, _call(kernel, "kernel", fmt), fmt, device)
+        return forward
     if backward == "autograd" and not isinstance(kernel, Sdpa) and kernel not in tuple(KERNELS):
-        call: Call = partial(_by_autograd, Kernel(name, _call(kernel, "kernel", fmt), fmt, device))
+        call: Call = partial(_by_autograd, forward)
     else:
         call = _call(kernel if backward == "autograd" else backward, "backward", fmt)
     takes, returns = ("q", "k", "v", "out", "lse", "do"), ("dq", "dk", "dv")
-    return Kernel(f"{name} backward={_name(backward)}", call, fmt, device, takes, returns)
+    return Kernel(f"{forward.name} backward={_name(backward)}", call, fmt, device, takes, returns)
 
 
 def _name(kernel: object) -> str:
@@ -131,30 +127,25 @@ def _call(kernel: object, field: str, fmt: Format) -> Call:
     """A forward pass, or as the field `backward` gradients."""
     part: Any = loaded(kernel, field).function if isinstance(kernel, str) and ":" in kernel else kernel
     if isinstance(part, str):
-        part = _named(part, field, fmt)
+        if part not in KERNELS:
+            raise BadInput(field, part, f"give package.module:function; or {one_of(part, KERNELS)}")
+        part = KERNELS[part](fmt=fmt)
+        packaged = part.forward if isinstance(part, Backward) else part
+        if isinstance(packaged, Packaged) and not packaged.digest:
+            raise BadInput(field, kernel, packaged.missing)
     if isinstance(part, Sdpa):
         part = SdpaBackward(part.backend, part.fmt)
     if isinstance(part, Backward) and field == "kernel":
         part = part.forward_pass  # of `Sdpa` one that returns the LSE too
     if isinstance(part, Attention):
+        if field == "backward":
+            raise BadInput(field, _name(kernel), "it has no gradients; give a function")
         return lambda x, mask, scale: attrgetter("out", "lse")(part.bare(x["q"], x["k"], x["v"], mask, scale))
     if isinstance(part, Backward):
         return partial(_by_implementation, part)
     if not callable(part):
         raise BadInput(field, str(kernel), "give a function, an implementation of attention, or its name")
     return lambda x, mask, scale: called(part, x, mask, scale, field, _name(kernel))
-
-
-def _named(name: str, field: str, fmt: Format) -> Attention | Backward:
-    if name not in KERNELS:
-        raise BadInput(field, name, f"give package.module:function; or {one_of(name, KERNELS)}")
-    made = KERNELS[name](fmt=fmt)
-    forward = made.forward if isinstance(made, Backward) else made
-    if field == "backward" and forward is made:
-        raise BadInput(field, name, "it has no gradients; give a function")
-    if isinstance(forward, Packaged) and not forward.digest:
-        raise BadInput(field, name, forward.missing)
-    return made
 
 
 def _by_implementation(backward: Backward, x: Tensors, mask: Mask, scale: float) -> Any:

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from numdev.certification.accuracy import ABSURD, Predictions
-from numdev.certification.candidates import BACKWARD, FORWARD, Pass
-from numdev.certification.cases import CASES, Case, Inputs, Tensors
+from numdev.certification.accuracy import ABSURD, BACKWARD, CASES, FORWARD, Case, Known, Pass, Predictions
 from numdev.certification.kernel import Kernel
-from numdev.certification.simulation import Outputs
+from numdev.certification.simulation import Inputs, Tensors
 from numdev.errors import Unsupported
 
 _WITHIN = 2.0  # times the error of the unchanged case, or the permitted one
@@ -48,10 +44,6 @@ def _plus(x: Inputs, of_keys: Tensor | float) -> list[Tensors]:
     return [{"q": q, "k": k}]
 
 
-def _jumping(x: Inputs) -> list[Tensors]:
-    return _plus(x, torch.linspace(0, 1, x.sizes[1]).round() * (_LARGE / x.scale))
-
-
 def _permuted(x: Inputs) -> list[Tensors]:
     order = torch.randperm(x.sizes[1], generator=torch.Generator().manual_seed(0))
     return [{name: x[name][:, :, order] for name in ("k", "v")}]
@@ -74,8 +66,7 @@ def _unseen(x: Inputs) -> list[Tensors]:
     return [{name: x[name].masked_fill(where, math.nan) for name in "kv"}]
 
 
-def _one_head(x: Inputs) -> list[Tensors]:
-    """NaN in the last head of k."""
+def _last_head(x: Inputs) -> list[Tensors]:
     return [{"k": torch.cat([x["k"][:, :-1], torch.full_like(x["k"][:, -1:], math.nan)], 1)}]
 
 
@@ -96,35 +87,30 @@ class Probing:
     kernel: Kernel
     predictions: Predictions
     seeds: range
+    limits_of: dict[str, dict[str, float]] = field(default_factory=dict)
 
-    def inputs(self, case: str) -> Inputs:
-        return self.predictions.of(_CASES[case], self.seeds).inputs
+    def known(self, case: str) -> Known:
+        return self.predictions.of(_CASES[case], self.seeds)
 
-    @cached_property
-    def _limits(self) -> dict[str, dict[str, float]]:
-        return {}
-
-    def limits(self, name: str) -> dict[str, float]:
+    def limits(self, case: str) -> dict[str, float]:
         """The RMSE that each output of a case may have when it is changed, over the RMS of what is exact."""
-        if name not in self._limits:
-            known = self.predictions.of(_CASES[name], self.seeds)
-            ratios = known.ratios(self.kernel.on(known.inputs))
-            permitted = {each: (known.permitted[each] + known.floors[each])[:, 0].max() for each in ratios}
-            most = {each: ABSURD if each == "lse" else _OWN for each in ratios}
-            own = {each: float(permitted[each] * ratio[:, 0].max().clamp(1.0, most[each])) for each, ratio in ratios.items()}
-            self._limits[name] = {each: _WITHIN * error / _rms(known.golden[each]) for each, error in own.items()}
-        return self._limits[name]
+        if case not in self.limits_of:
+            known, limits = self.known(case), {}
+            for name, ratio in known.ratios(self.kernel.on(known.inputs)).items():
+                permitted = float((known.permitted[name] + known.floors[name])[:, 0].max())
+                own = permitted * float(ratio[:, 0].max().clamp(1.0, ABSURD if name == "lse" else _OWN))
+                limits[name] = _WITHIN * own / _rms(known.golden[name])
+            self.limits_of[case] = limits
+        return self.limits_of[case]
 
     def broken(self, case: str, changed: Tensors, place: Place = Tensor.clone) -> str | None:
         """In which output, and how far, a kernel errs on the changed inputs; not where exact attention is NaN."""
-        inputs = self.inputs(case)
+        inputs = self.known(case).inputs
         inputs = replace(inputs, tensors=inputs.tensors | changed)
         golden, limits = self.predictions.of_pass.golden(inputs), self.limits(case)
         for name, x in self.kernel.on(inputs, place).items():
             error = (x.double() - golden[name]).masked_fill((x == golden[name]) | golden[name].isnan(), 0.0)
-            wrong = ~error.isfinite() | (
-                (golden[name] == 0) & (error != 0) if name == "out" else False
-            )  # of rows that see no key
+            wrong = ~error.isfinite() | ((golden[name] == 0) & (error != 0) & (name == "out"))  # of rows that see no key
             if bool(wrong.any()):
                 return f"{name} is {float(x[wrong][0]):.3g}, not {float(golden[name][wrong][0]):.3g}"
             ratio = _rms(error) / (limits[name] * _rms(golden[name]))
@@ -150,7 +136,7 @@ def _untouched(at: Probing) -> Iterator[tuple[str, bool]]:
         wholes.append((whole, whole.clone()))
         return inner
 
-    at.kernel.on(at.inputs("normal"), guarded)
+    at.kernel.on(at.known("normal").inputs, guarded)
     for name, (whole, before) in zip(at.kernel.takes, wholes, strict=True):
         if not torch.equal(whole, before):
             is_inside = not torch.equal(whole[_GUARD:-_GUARD], before[_GUARD:-_GUARD])
@@ -159,24 +145,16 @@ def _untouched(at: Probing) -> Iterator[tuple[str, bool]]:
 
 def _same_bits(at: Probing) -> Iterator[tuple[str, bool]]:
     """Gradients may be added by atomics, in any order: that they differ a little is noted."""
-    known = at.predictions.of(_CASES["normal"], at.seeds)
-    streams: list[AbstractContextManager[object]] = [nullcontext(), nullcontext()]
+    known = at.known("normal")
+    calls = [at.kernel.on(known.inputs) for _ in range(2)]
     if at.kernel.device.type == "cuda":
-        streams.append(torch.cuda.stream(torch.cuda.Stream()))
-    calls = list[Outputs]()
-    for stream in streams:
-        with stream:
+        with torch.cuda.stream(torch.cuda.Stream()):
             calls.append(at.kernel.on(known.inputs))
     for again, (name, x) in product(calls[1:], calls[0].items()):
         if not torch.equal(again[name].nan_to_num(), x.nan_to_num()):
             times = _rms(again[name].double() - x.double()) / float(known.permitted[name][:, 0].max())
             is_noted = at.predictions.of_pass is BACKWARD and times <= _ATOMICS
             yield f"a second call: {name} differs by {times:.3g} times the permitted error (RMS)", is_noted
-
-
-def _layouts(at: Probing) -> Iterator[tuple[str | None, bool]]:
-    for place in (_transposed, _inside):
-        yield at.broken("normal", {}, place), False
 
 
 def _every_element(at: Probing) -> Iterator[tuple[str, bool]]:
@@ -191,7 +169,7 @@ def _every_element(at: Probing) -> Iterator[tuple[str, bool]]:
 
 @dataclass(frozen=True)
 class Probe:
-    """A property with the sentence that states it, and changes of a case that show it, or a check of its own.
+    """A property with the sentence that states it, and changes of a case, or places of it, that show it, or a check of its own.
 
     A kernel may lack one that is only noted. `only` is the pass that has it.
     """
@@ -200,6 +178,7 @@ class Probe:
     states: str
     changes: Changes = lambda x: [{}]
     case: str = "normal"
+    places: tuple[Place, ...] = (Tensor.clone,)
     check: Check | None = None
     is_noted: bool = False
     only: Pass | None = None
@@ -216,8 +195,8 @@ class Probe:
         return Probed(self.name, self.states, outcome, reason)
 
     def _changed(self, at: Probing) -> Iterator[tuple[str | None, bool]]:
-        for changed in self.changes(at.inputs(self.case)):
-            yield at.broken(self.case, changed), self.is_noted
+        for changed, place in product(self.changes(at.known(self.case).inputs), self.places):
+            yield at.broken(self.case, changed, place), self.is_noted
 
 
 @dataclass(frozen=True)
@@ -237,17 +216,22 @@ class Probed:
 PROBES = (
     Probe("untouched", "A call changes neither its inputs nor what lies beside them.", check=_untouched),
     Probe("same bits", "Two calls return the same bits, in another stream too.", check=_same_bits),
-    Probe("layouts", "The result does not depend on the strides of the inputs.", check=_layouts),
+    Probe("layouts", "The result does not depend on the strides of the inputs.", places=(_transposed, _inside)),
     Probe("slices", "A head, a batch entry or a few queries alone give what they give together.", _slices, "grouped heads"),
     Probe("values of one", "With v = 1 the output is 1.", lambda x: [{"v": torch.ones_like(x["v"])}], only=FORWARD),
     Probe("permuted keys", "The order of the keys does not matter.", _permuted),
     Probe("shifted scores", "A constant added to the scores changes the LSE alone.", lambda x: _plus(x, _SHIFT), only=FORWARD),
-    Probe("far scores", f"Scores that jump by {_LARGE:g} do not overflow.", _jumping, only=FORWARD),
+    Probe(
+        "far scores",
+        f"Scores that jump by {_LARGE:g} do not overflow.",
+        lambda x: _plus(x, torch.linspace(0, 1, x.sizes[1]).round() * (_LARGE / x.scale)),
+        only=FORWARD,
+    ),
     Probe("range of values", "Out is proportional to v, gradients are to dO, over the range of the format.", _scaled),
     Probe("every element", "No element of a million is far off.", check=_every_element),
     Probe("empty rows", "A row that sees no key is 0, its LSE -inf, and it adds nothing to gradients.", case="tall causal"),
     Probe("padding", "NaN and Inf in padded keys do not reach the result.", _padding, "key lengths"),
     Probe("unseen keys", "NaN in keys that no query sees does not reach the result.", _unseen, "window", is_noted=True),
-    Probe("other heads", "NaN in one head reaches no other.", _one_head, "grouped heads"),
+    Probe("other heads", "NaN in one head reaches no other.", _last_head, "grouped heads"),
 )
 """Every probe, in the order in which they run."""

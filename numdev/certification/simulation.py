@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from numdev.arithmetic.formats import E4M3FN, E5M2, INT8, Format
+from numdev.arithmetic.formats import E4M3FN, E5M2, Format
+from numdev.arithmetic.quantise import MICROSCALED, Scale, round_shared
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding
+from numdev.attention.mask import Mask
 from numdev.attention.steps import LOG2_E
 from numdev.attention.tiling import Order, Tiling
-from numdev.certification.cases import Inputs
 
-Outputs = dict[str, Tensor]
+Tensors = dict[str, Tensor]
 Change = Callable[..., Any]
 OF_KEYS = ("k", "v", "dk", "dv")
 """Tensors that have the heads and the tokens of k; others have those of q."""
@@ -34,37 +35,107 @@ OF_POLICY = {"probabilities": "P", "ds": "dS", "output": "the output"}
 NEVER = float("-inf")
 
 
+WHOLE = 1 << 20  # the side of a tile that holds every token
+_QUERIES = 128  # in a tile
+_ROWS = 96  # of each head, in which predictions are kept
+LAZY = 8.0 * math.log(2)
+_SCALES = {"token": Scale.ROW, "column": Scale.CHANNEL, "tile": Scale.BLOCK, "head": Scale.BLOCK, "tensor": Scale.TENSOR}
+
+
 def symbol(name: str) -> str:
     """Of a tensor as formulas have it: Q, dQ, ..."""
     return name[:-1] + name[-1].upper()
 
 
-READ = {name: f"the {symbol(name)} that is read" for name in ("q", "k", "v", "do")}
-WHOLE = 1 << 20  # the side of a tile that holds every token
-LAZY = 8.0 * math.log(2)
-NAMES = {E4M3FN: "E4M3", E5M2: "E5M2", INT8: "INT8"}
+@dataclass(frozen=True)
+class Inputs:
+    """Rounded inputs of a case in the dtype of the kernel, on the CPU, whose replicates are batch entries."""
+
+    tensors: Tensors
+    mask: Mask
+    scale: float
+    replicates: int = 1
+    whole: Tensors | None = None  # those of all replicates that the kernel is given, where these are of the first one
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
+
+    @property
+    def qkv(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self["q"], self["k"], self["v"]
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Queries and keys."""
+        return self["q"].shape[-2], self["k"].shape[-2]
+
+    @cached_property
+    def first(self) -> Inputs:
+        """The first replicate."""
+        batch = len(self["q"]) // self.replicates
+        mask = replace(self.mask, key_lengths=self.mask.key_lengths and self.mask.key_lengths[:batch])
+        return Inputs({name: x[:batch] for name, x in self.tensors.items()}, mask, self.scale, whole=self.tensors)
+
+    def rows(self, outputs: Tensors, most: int = WHOLE) -> Tensors:
+        """The queries that see a key, and at most so many, and every key, `[replicates, numbers]` in FP64."""
+        every = (self._seen > 0) & (self._seen <= most)
+        some, queries = some_rows({"q": every})["q"], every.shape[2]
+        rows = {name: x if name in OF_KEYS else x[every if x.shape[2] == queries else some] for name, x in outputs.items()}
+        return {name: x.double().reshape(self.replicates, -1) for name, x in rows.items()}
+
+    @cached_property
+    def _seen(self) -> Tensor:
+        """How many keys each query sees."""
+        (queries, keys), batch = self.sizes, len(self["q"])
+        ranges = [self.mask.key_range(queries, keys, torch.arange(queries), each) for each in self.mask.lengths(batch, keys)]
+        return torch.stack([high - low for low, high in ranges])[:, None].expand(self["q"].shape[:-1])
+
+    @property
+    def group(self) -> int:
+        """Heads of q that share one of k and v."""
+        return self["q"].shape[1] // self["k"].shape[1]
+
+
+def some_rows(outputs: Tensors) -> Tensors:
+    """At most `_ROWS` tokens, evenly spread, by which candidates are told apart."""
+    return {name: x[:, :, :: math.ceil(x.shape[2] / _ROWS)].contiguous() for name, x in outputs.items()}
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A number times a factor, rounded to a format, which saturates if it has but 8 bits; -inf stays."""
+    """Rounding to a format of a number times a factor, which saturates if the format has but 8 bits; -inf stays.
+
+    Or else with a scale of `each` of `_SCALES`, by which its largest number is that of the format; or to MXFP8 in blocks of the
+    dimension `dim`, which is summed over. A tile has the rows of one of the layout, and all columns, unless it has a `size`.
+    """
 
     fmt: Format
     factor: float = 1.0
     rounding: Rounding = Rounding.NEAREST_EVEN
+    each: str = ""
+    size: tuple[int, int] | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        never = x.isneginf()
-        return self._cast(x.masked_fill(never, 0.0) * self.factor).div_(self.factor).masked_fill(never, NEVER)
-
-    @cached_property
-    def _cast(self) -> Cast:
-        return Cast(self.fmt, self.rounding, Overflow.SATURATE if self.fmt.bits == 8 else None)
+    def __call__(self, x: Tensor, rows: int = WHOLE, whole: Tensor | None = None, dim: int = -1) -> Tensor:
+        cast = Cast(self.fmt, self.rounding, Overflow.SATURATE if self.fmt.bits == 8 else None)
+        if self.each == "block":
+            return MICROSCALED[f"{self}".lower()].along(x, dim)
+        if not self.each:
+            never = x.isneginf()
+            return cast(x.masked_fill(never, 0.0) * self.factor).div_(self.factor).masked_fill(never, NEVER)
+        rows, columns = self.size or (WHOLE if self.each == "head" else rows, x.shape[-1])
+        flat = pad(x.reshape(*x.shape[:2], -1, x.shape[-1]), (0, -x.shape[-1] % columns))
+        tiles = flat.unflatten(-1, (-1, columns)).movedim(-2, 2)
+        stored = round_shared(tiles.flatten(1, 2), cast, _SCALES[self.each], rows, whole=whole).view_as(tiles)
+        return stored.movedim(2, -2).flatten(-2)[..., : x.shape[-1]].reshape(x.shape)
 
     def __str__(self) -> str:
+        name = {E4M3FN: "E4M3", E5M2: "E5M2"}.get(self.fmt, str(self.fmt).upper())
+        if self.each == "block":
+            return f"MXFP8_{name}"
+        size = f" of {self.size[0]} queries by {self.size[1]} keys" if self.size else ""
         times = "" if self.factor == 1 else f" times {self.factor:.4g}"
         truncated = "" if self.rounding is Rounding.NEAREST_EVEN else ", truncated"
-        return f"{NAMES.get(self.fmt, str(self.fmt).upper())}{times}{truncated}"
+        return f"{name}{times}{truncated}" + (f" with a scale of each {self.each}{size}" if self.each else "")
 
 
 class Scheme(Enum):
@@ -114,10 +185,6 @@ class Layout:
         return [(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
 
 
-def row_sums(p: Tensor) -> Tensor:
-    return p.sum(-1, keepdim=True)
-
-
 @dataclass(frozen=True)
 class Simulation:
     """A pass in FP64, which a candidate changes in some places; `of_kernel` are the results that it should have."""
@@ -126,17 +193,22 @@ class Simulation:
     policy: Any
     layout: Layout
     changes: Mapping[str, Change]
-    of_kernel: Outputs = field(default_factory=dict)
+    of_kernel: Tensors = field(default_factory=dict)
 
     def at(self, place: str, x: Any) -> Any:
         """A result as the candidate has it; in base 2 too, where scores are multiples of log 2."""
-        x = self.changes[place](x) if place in self.changes else x
+        return self._in_base_2(place, self.changes[place](x) if place in self.changes else x)
+
+    def _in_base_2(self, place: str, x: Any) -> Any:
         binary = self.changes.get(f"{place} in base 2")
         return x if binary is None else binary(x * LOG2_E) / LOG2_E
 
     def by(self, name: str, usual: Change) -> Change:
         """A function, or that which the candidate has in its place."""
         return self.changes.get(name, usual)
+
+    def _sum(self, x: Tensor) -> Tensor:
+        return self.by("sum", lambda x, ones: x.sum(-1, keepdim=True))(x, x.new_ones(x.shape[-1], 1))
 
     def _stored(self, step: str, x: Tensor) -> Tensor:
         """A result that the policy rounds, unless the candidate has another format for it."""
@@ -155,15 +227,16 @@ class Simulation:
         return self._read("q", q), self._read("k", clean(k))[:, self._heads], self._read("v", clean(v))[:, self._heads]
 
     def _read(self, name: str, x: Tensor) -> Tensor:
-        """An input, which a kernel may store in another format, with a scale of each tile too."""
-        whole = (self.inputs.whole or self.inputs.tensors)[name]
-        read: Tensor = self.by(READ[name], lambda x, bc, whole: x)(x, self.layout.bc, whole)
-        return read
+        """An input, which a kernel may store in another format, with a scale of each tile, or of blocks of a dimension."""
+        if symbol(name) in self.changes:
+            whole, rows = (self.inputs.whole or self.inputs.tensors)[name], _QUERIES if name == "q" else self.layout.bc
+            x = self.changes[symbol(name)](x, rows=rows, whole=whole, dim=-2 if name in ("v", "do") else -1)
+        return x
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """`scale Q K^T`, and -inf where a query does not see a key."""
         mask, (queries, keys), scale = self.inputs.mask, self.inputs.sizes, self.at("scale", self.inputs.scale)
-        q, k = self.at("scaled Q", self.at("Q", q) * scale), self.at("scaled K", k * scale) / scale
+        q, k = self.at("scaled Q", self._in_base_2("Q", q) * scale), self.at("scaled K", k * scale) / scale
         s = self.by("product", torch.matmul)(q, k.mT) / scale
         s = self.at("scaled scores", self.at("scores", s) * scale)
         position, key = self.at("position", torch.arange(queries)[:, None] + (keys - queries)), torch.arange(keys)
@@ -176,7 +249,7 @@ class Simulation:
             hidden = hidden | (key >= self.at("lengths", torch.tensor(mask.key_lengths))[:, None, None, None])
         return s.masked_fill(hidden, NEVER)
 
-    def forward(self) -> Outputs:
+    def forward(self) -> Tensors:
         """Out and LSE; splits are merged in FP64."""
         (q, k, v), keys = self._qkv(), self.inputs.sizes[1]
         bc = min(self.layout.bc, self.at("the most keys of a tile", keys))
@@ -214,8 +287,8 @@ class Simulation:
             divisor = torch.exp(top - shift).masked_fill(top == NEVER, 1.0)[..., None]
         p, stored = self.at("terms of l", (p, self._stored("probabilities", p / divisor) * divisor))
         sums, products = (
-            self.at("the row sum of each tile", self.by("sum", row_sums)(p)),
-            self.at("the product P V", stored.transpose(2, 3) @ v),
+            self.at("the row sum of each tile", self._sum(p)),
+            self.at("the product P V", self.by("product of P and V", torch.matmul)(stored.transpose(2, 3), v)),
         )
         total, o = torch.zeros_like(sums[..., 0, :]), torch.zeros_like(products[:, :, 0])
         for tile in range(s.shape[-2]):
@@ -243,14 +316,14 @@ class Simulation:
 
         return torch.stack(list(itertools.accumulate(top.unbind(-1), risen)), -1)
 
-    def backward(self) -> Outputs:
+    def backward(self) -> Tensors:
         """The gradients, from the O and the LSE that were saved."""
         (q, k, v), do, lse = self._qkv(), self._read("do", self.inputs["do"].double()), self.inputs["lse"].double()[..., None]
         below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
         p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
         dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)
         terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
-        delta = self.at("delta", self.by("sum", row_sums)(terms))
+        delta = self.at("delta", self._sum(terms))
         ds = p * self.at("dP - delta", dp - delta)
         if "P dP" in self.changes:
             ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)

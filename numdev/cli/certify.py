@@ -6,6 +6,7 @@ import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from inspect import getdoc, signature
 from pathlib import Path
 from textwrap import fill
@@ -69,12 +70,8 @@ def run(arguments: Sequence[str]) -> int:
     values: dict[str, Any] = {name: text for name, text in settings.items() if text}
     values |= {name: converted(name, types[name], yaml.safe_load(text)) for name, text in values.items() if name != "only"}
     with Progress(console=ERRORS, transient=True, disable=not ERRORS.is_terminal) as bar:
-        task = bar.add_task("")
-
-        def progress(done: int, total: int, text: str) -> None:
-            bar.update(task, completed=done, total=total, description=text)
-
-        certificate = certify(**values, progress=progress)
+        update = partial(bar.update, bar.add_task(""))
+        certificate = certify(**values, progress=lambda done, total, text: update(completed=done, total=total, description=text))
     output().print(certificate.text(), markup=False, highlight=False, soft_wrap=True)
     documents = {"json": certificate.json()}
     if kind != "json":

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.certification.accuracy import Verdict
-from numdev.certification.cases import CASES, Inputs
+from numdev.certification.accuracy import CASES, Verdict
 from numdev.certification.certificate import Certificate, certify
+from numdev.certification.simulation import Inputs
 from tests.certification import backward_kernels, forward_kernels
 from tests.certification.forward_kernels import Flash, Step
 

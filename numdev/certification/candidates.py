@@ -52,8 +52,9 @@ DECLARED = Candidate("declared", "the declared policy", permitted=True)
 _SCALED_INPUTS = ("Q in base 2", "scaled Q", "scaled Q in base 2", "scaled K", "scaled K in base 2")
 _FORWARD_STEPS = {
     "scores": ("scores", "scaled scores", "scaled scores in base 2", "scaled scores + exponentials + the row sum"),
-    "maximum": tuple(
-        f"{m}{base}" for m in ("the running maximum", "the maximum that is kept", "the m of P") for base in ("", " in base 2")
+    "maximum": (
+        *(f"{m}{base}" for m in ("the running maximum", "the maximum that is kept", "the m of P") for base in ("", " in base 2")),
+        *(f"the maximum that is kept{base} + the m of the LSE{base}" for base in ("", " in base 2")),
     ),
     "exponential": (
         *("exponentials", "exponentials + alpha"),

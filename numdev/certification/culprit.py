@@ -31,6 +31,8 @@ _SIZES = (*range(16, 257, 16), 512)
 UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(scheme=Scheme.DIVIDED), Layout())
 SPLIT = tuple(Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in range(2, 9) for cut in (Cut.TILES, Cut.KEYS))
 """Layouts by which that of a kernel is looked for, and then their variants."""
+_OF_STEP = {"splits": (Layout(16, splits=2),), "padding": UNSPLIT, "probabilities": (Layout(scheme=Scheme.DIVIDED),)}
+"""Layouts in which rows of few keys show faults of a step that they do not show in `ONE_TILE`."""
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
 _LEAST = 0.02  # of r, below which the roundings of FP32 decide
 _OTHER = 1.5  # times what is left of a gradient that another kernel would have to compute
@@ -236,15 +238,16 @@ class Search:
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first: at first on rows that lie in one tile, then those that are near in every layout."""
         views, layouts = self.in_one_tile or self.few, ONE_TILE[: 2 if self.of_pass is FORWARD else 1]
-        of_splits, of_padding = ([each for each in self.catalogue if each.step == step] for step in ("splits", "padding"))
-        tried = [*product([*self.catalogue, *self.factors(views)], layouts), *product(of_padding, UNSPLIT)]
-        tried += product(of_splits, [Layout(_FEW_KEYS, splits=2)])  # of which one alone may hold what a row sees
+        tried = [*product([*self.catalogue, *self.factors(views)], layouts)]
+        if self.of_pass is FORWARD:
+            tried += [(each, layout) for each in self.catalogue for layout in _OF_STEP.get(each.step, ())]
         ranked = self.with_variants(tried, views)
         if self.errs and not self.is_settled(ranked[0], views):
             ranked = self.combined(self.best([*ranked, *product(self.polynomials(views), layouts)], views), views)
         groups = self.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
+            of_splits = [each for each in self.catalogue if each.step == "splits"]
             return self.in_layouts(ranked, of_splits, of_splits, [of_keys])
         if self.of_pass is BACKWARD:  # only sums depend on the layout
             if self.is_settled(ranked[0], views):

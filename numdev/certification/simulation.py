@@ -300,7 +300,7 @@ class Simulation:
                 o = self.at("the accumulator", rescaled + products[:, :, tile])
             if "the accumulator divided in every tile" in self.changes:
                 o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
-        last = m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0)
+        last = self.at("the m of the LSE", m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0))
         lse, total = last + self.at("the l of the LSE", total).log(), total.masked_fill(total == 0, 1.0)
         return self.at("the dividend O", o) * self.at("1 / l", 1 / self.at("the divisor l", total)), lse, last
 

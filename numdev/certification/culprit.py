@@ -271,7 +271,7 @@ class Search:
 
         In splits of as many keys, for speed, at first what is no fault of splits is not tried.
         """
-        kinds = list({re.sub(r"[A-Z]\w*\d\w*", "", each.title): each for each in reversed(wide)}.values())[::-1]
+        kinds = list({re.sub(r"[A-Z]\w*\d\w*|-\d+|, truncated", "", each.title): each for each in reversed(wide)}.values())[::-1]
         first = sorted(kinds, key=lambda each: each.step != "splits")[:_WIDE]
         for layouts in groups:
             every = [(each, layout) for each in first for layout in layouts if _is_in(each, layout)]

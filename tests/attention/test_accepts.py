@@ -431,7 +431,7 @@ def test_it_is_the_instrumented_kernel_whatever_the_rows_of_a_tile(device: str, 
     def too_large(*arguments: object) -> None:
         raise Unsupported("tiling", "it needs more shared memory than the GPU has")
 
-    monkeypatch.setattr(portable, "run", too_large)
+    monkeypatch.setattr(portable, "plan", too_large)
     got = Tiled(policy)(q, k, v, CAUSAL)
     assert got.kernel == ""
     assert got.counters

@@ -72,6 +72,7 @@ def test_what_it_does_not_take(device: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_cuda_graph_captures_both_passes() -> None:
     q, k, v = tensors("cuda", torch.bfloat16)
 

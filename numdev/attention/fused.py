@@ -1,4 +1,4 @@
-"""Our fast kernels as operators of torch: autograd, autocast, `torch.compile` and CUDA graphs know them, without a break."""
+"""Our fast kernels as operators of torch, through which autograd, autocast and `torch.compile` work without a break."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16, FP32
 from numdev.attention.base import Saved
+from numdev.attention.differentiable import check_dtypes
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.errors import BadInput
@@ -62,8 +63,8 @@ def _kernels(dtype: torch.dtype) -> TritonBackward:
     return TritonBackward(Triton(fmt), fmt)
 
 
-def _lengths(lengths: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if lengths is None else tuple(lengths)
+def _mask(causal: bool, window: int | None, key_lengths: Sequence[int] | None) -> Mask:
+    return Mask(causal, window, None if key_lengths is None else tuple(key_lengths))
 
 
 @torch.library.custom_op("numdev::attention", mutates_args=())
@@ -76,7 +77,8 @@ def _attention(
     key_lengths: Sequence[int] | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    output = _kernels(q.dtype).forward(q, k, v, Mask(causal, window, _lengths(key_lengths)), scale)
+    check_dtypes(q, k, v)
+    output = _kernels(q.dtype).forward(q, k, v, _mask(causal, window, key_lengths), scale)
     assert output.lse is not None, "as of each of our kernels"
     return output.out, output.lse
 
@@ -94,14 +96,13 @@ def _gradients(
     out: Tensor,
     lse: Tensor,
     do: Tensor,
-    causal: bool = False,
-    window: int | None = None,
-    key_lengths: Sequence[int] | None = None,
-    scale: float | None = None,
+    causal: bool,
+    window: int | None,
+    key_lengths: Sequence[int] | None,
+    scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mask = Mask(causal, window, _lengths(key_lengths))
     do = do.contiguous() if 0 in do.stride() else do  # the gradient of a sum is a broadcast tensor, which kernels cannot read
-    made = _kernels(q.dtype).backward(q, k, v, do, Saved(out, lse), mask, scale)
+    made = _kernels(q.dtype).backward(q, k, v, do, Saved(out, lse), _mask(causal, window, key_lengths), scale)
     return made.dq, made.dk, made.dv
 
 

@@ -327,7 +327,7 @@ class Search:
                 yield from by_polynomial(coefficients, start, fitted=True)
 
     def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
-        """The parameters that leave least, by steps along slopes without roundings, halved where they fail.
+        """The parameters that leave least, by least squares with the slopes that there are without roundings.
 
         The LSE tells most, if it errs, since nothing is rounded to few bits after it.
         """

@@ -33,8 +33,6 @@ OF_SUMS = ("running sum", "products", "tiles")
 OF_POLICY = {"probabilities": "P", "ds": "dS", "output": "the output"}
 """Places of what a policy rounds."""
 NEVER = float("-inf")
-
-
 WHOLE = 1 << 20  # the side of a tile that holds every token
 _QUERIES = 128  # in a tile
 _ROWS = 96  # of each head, in which predictions are kept

@@ -30,7 +30,8 @@ def test_torch_accepts_both_operators(device: str, mask: dict[str, Any]) -> None
     torch.library.opcheck(torch.ops.numdev.attention, (q, k, v), mask)
     out, lse = torch.ops.numdev.attention(q, k, v, **mask)
     saved = [x.detach() for x in (q, k, v, out, lse, out)]
-    torch.library.opcheck(torch.ops.numdev.attention_backward, tuple(saved), mask)
+    rest = mask.get("causal", False), mask.get("window"), mask.get("key_lengths"), mask.get("scale")
+    torch.library.opcheck(torch.ops.numdev.attention_backward, (*saved, *rest))
     assert out.requires_grad
     assert not lse.requires_grad
 
@@ -67,6 +68,8 @@ def test_what_it_does_not_take(device: str) -> None:
     q, k, v = tensors(device)
     with pytest.raises(nd.BadInput, match=r"q: .*float64.*give q, k and v in one of torch\.bfloat16"):
         nd.fused_attention(q.double(), k.double(), v.double())
+    with pytest.raises(nd.BadInput, match=r"k: .*float16"):
+        nd.fused_attention(q, k.half(), v)
     with pytest.raises(nd.BadInput, match=r"problem\.kv_heads"):
         nd.fused_attention(q[:, :3], k, v)
 

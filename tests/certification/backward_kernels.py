@@ -231,6 +231,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "S in FP16": (G2.but(product=fp16), "scores"),
     "exponential in BF16": (G.but(exp=lambda x: bf16(torch.exp(x))), "exp"),
     "S - LSE in BF16": (G2.but(exp=lambda x: torch.exp2(bf16(x))), "exp"),
+    "dV times 0.98": (G.but(end=lambda dq, dk, dv, scale: (dq * scale, dk * scale, 0.98 * dv)), "output"),
     "2^x of degree 2": (G2.but(exp=exp_of_degree(1.0, 0.65571, 0.34429)), "exp"),
     "LSE in BF16": (G.but(lse=bf16), "lse"),
     "LSE in FP16": (G2.but(lse=fp16), "lse"),
@@ -275,6 +276,5 @@ OUTSIDE: dict[str, Step] = {
     "dropout of dS": G.but(ds=dropped_gradients),
     "dP clamped": G.but(dp=lambda dp: dp.clamp(-8, 8)),
     "no derivative of a cap": G2.but(product=lambda s: 40 * (s / 40).tanh()),
-    "dV times 0.98": G.but(end=lambda dq, dk, dv, scale: (dq * scale, dk * scale, 0.98 * dv)),
 }
 """Faults that surely no catalogue has."""

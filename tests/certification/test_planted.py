@@ -52,7 +52,7 @@ MISSED_WITHOUT_LSE = (
     MISSED
     | dict.fromkeys(("l in FP16, 112", "alpha in BF16, 48", "alpha in FP16, 112", "exponent in FP16", "2^x of degree 3"), SMALL)
     | dict.fromkeys(("LSE in BF16", "LSE in FP16"), "shows in the LSE alone")
-    | {"2^x of degree 2": "a polynomial is fitted too roughly without an LSE"}
+    | dict.fromkeys(("2^x of degree 2", "Schraudolph's exponential"), "a polynomial is fitted too roughly without an LSE")
     | {"S and O in BF16": "two faults, of which the second shows in no row of few keys"}
 )
 

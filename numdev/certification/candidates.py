@@ -135,15 +135,46 @@ def _roundings(steps: Mapping[str, tuple[str, ...]], inputs: Sequence[str], decl
         yield from _rounded(places.lower().replace(" + ", "+"), places, _OF_INPUTS)
 
 
-def by_polynomial(coefficients: tuple[float, ...], start: float = 0.0, *, fitted: bool = False) -> Iterator[Candidate]:
-    """Exponentials `2^n p(x + start - n)`, `n = floor(x + start)`, with a polynomial p; of P alone or of alpha too."""
+def _by_polynomial(degree: int) -> Iterator[Candidate]:
+    """Exponentials `2^n p(x - n)`, `n = floor(x)`, with the best polynomial p of a degree; of P alone or of alpha too."""
 
     def exp(x: Tensor) -> Tensor:
-        return exp2_polynomial(x * LOG2_E + start, coefficients)
+        return exp2_polynomial(x * LOG2_E, EXP2_MINIMAX[degree])
 
-    title = f"an exponential by a polynomial of degree {len(coefficients) - 1}{' about 0' if start else ''}"
-    yield Candidate("exponential", title, {"exp": exp}, fitted=fitted)
-    yield Candidate("exponential", f"{title}, of alpha too", {"exp": exp, "exp of alpha": exp}, fitted=fitted)
+    title = f"an exponential by a polynomial of degree {degree}"
+    yield Candidate("exponential", title, {"exp": exp})
+    yield Candidate("exponential", f"{title}, of alpha too", {"exp": exp, "exp of alpha": exp})
+
+
+CURVES: Mapping[str, Change] = {
+    "an exponential, by the fraction of its argument in base 2": lambda x: 2.0 * ((x * LOG2_E) % 1.0) - 1.0,
+    "an exponential, by the whole part of its argument in base 2": lambda x: 1.0 + (x * LOG2_E).floor() / 12.0,
+    "an exponential, by its argument": lambda x: 1.0 + x / 8.0,
+    "a score, by its size, such as a soft cap": lambda x: torch.asinh(x) / 5.0,
+}
+"""What errs by an unknown function of a number, and how that lies between -1 and 1."""
+TERMS = 12
+
+
+def curved(title: str, factors: Sequence[float]) -> Iterator[Candidate]:
+    """With an error that is a sum of `TERMS` Chebyshev polynomials: of the argument of an exponential, or of a score."""
+
+    def error(x: Tensor) -> Tensor:
+        angle = CURVES[title](x.clamp(-1e4, 1e4)).clamp(-1.0, 1.0).acos()
+        total = torch.zeros_like(x)
+        for degree, factor in enumerate(factors):
+            total += factor * (degree * angle).cos()
+        return total
+
+    def exp(x: Tensor) -> Tensor:
+        return (x + error(x)).exp()
+
+    known = partial(Candidate, fitted=True)
+    if "score" in title:
+        yield known("scores", f"an unknown error of {title}", {"scaled scores": lambda s: s + error(s)})
+    else:
+        yield known("exponential", f"an unknown error of {title}", {"exp": exp})
+        yield known("exponential", f"an unknown error of {title}, of alpha too", {"exp": exp, "exp of alpha": exp})
 
 
 def _by_table(entries: int, index: Change, word: str) -> Candidate:
@@ -175,10 +206,11 @@ def off(name: str, factor: float) -> Candidate:
     return Candidate("output", f"{'O' if name == 'out' else symbol(name)} times {factor:.4g}", changes, fitted=True)
 
 
-def unknown_errors(precision: int, *, has_lse: bool) -> Iterator[Candidate]:
-    """Of a step that acts on whole rows of the output alike, or on the LSE: whatever error the results show.
+def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate]:
+    """Of a step that has one number for each row, or of the LSE: whatever error the results show.
 
-    The factor of a row is in the middle of those with which it is rounded to the results, whose format has `precision` bits.
+    The factor of a row is in the middle of those with which it is rounded to the results, whose format has `precision` bits;
+    of gradients it is that which is nearest to dQ.
     """
 
     def of_division(out: Tensor, lse: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
@@ -190,12 +222,25 @@ def unknown_errors(precision: int, *, has_lse: bool) -> Iterator[Candidate]:
     def of_sum(out: Tensor, lse: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
         return out * (lse - own["lse"][..., None]).exp().nan_to_num(1.0), own["lse"][..., None]
 
+    def nearest(x: Tensor, of: Tensor) -> Tensor:
+        return ((x * of).sum(-1, keepdim=True) / of.square().sum(-1, keepdim=True)).nan_to_num(0.0)
+
+    def of_delta(p: Tensor, delta: Tensor, dp: Tensor, k: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
+        return p, delta - nearest(own["dq"] - p * (dp - delta) @ k, p @ k)
+
+    def of_lse(p: Tensor, delta: Tensor, dp: Tensor, k: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
+        return p * nearest(own["dq"], p * (dp - delta) @ k), delta
+
     unknown = partial(Candidate, fitted=True)
-    yield unknown("division", f"an unknown error of {'' if has_lse else 'l, or of '}1 / l", {"results": of_division})
-    if has_lse:
+    if "dq" in outputs:
+        yield unknown("delta", "an unknown error of delta", {"of rows": of_delta})
+        yield unknown("lse", "an unknown error of the LSE that is read", {"of rows": of_lse})
+        return
+    yield unknown("division", f"an unknown error of {'' if 'lse' in outputs else 'l, or of '}1 / l", {"results": of_division})
+    if "lse" in outputs:
         yield unknown("row_sum", "an unknown error of the row sum", {"results": of_sum})
-        of_lse = {"results": lambda out, lse, own: (out, own["lse"][..., None])}
-        yield unknown("lse", "an unknown error of the LSE alone", of_lse)
+        alone = {"results": lambda out, lse, own: (out, own["lse"][..., None])}
+        yield unknown("lse", "an unknown error of the LSE alone", alone)
 
 
 _IGNORED: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
@@ -270,6 +315,16 @@ def _shares(weights: Tensor, stored: Change = lambda x: x) -> Tensor:
     return x / x.sum(0).masked_fill(most == 0, 1.0)
 
 
+def _with_a_sink(out: Tensor, lse: Tensor, _: Tensors) -> tuple[Tensor, Tensor]:
+    more = torch.logaddexp(lse, torch.zeros_like(lse))
+    return out * (lse - more).exp(), more
+
+
+def _in_powers_of_2(lses: Tensor) -> Tensor:
+    most = lses.amax(0).clamp(min=-1e30)
+    return most + (lses - most) * math.log(2)
+
+
 def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool = False, sums_alone: bool = False) -> Tensor:
     """The sum of splits, of which each and every sum of two is stored; one after the other, or by pairs."""
     parts = [(weight, x if sums_alone else stored(x)) for weight, x in zip(weights, out, strict=True)]
@@ -292,6 +347,10 @@ def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
     return flushed
 
 
+def _small_missed(alpha: Tensor, least: float) -> Tensor:
+    return alpha.masked_fill(alpha > least, 1.0)
+
+
 def _stale(v: Tensor, step: int, tiles: slice) -> Tensor:
     """Some tiles, of which each finds that before or after it, in a buffer that is not filled again."""
     return v.index_copy(-3, torch.arange(v.shape[-3])[tiles], v.roll(step, -3)[..., tiles, :, :])
@@ -305,11 +364,13 @@ _FORWARD_FAULTS = (
     Candidate("k", "K less its mean in BF16", {"K": _centred}),
     Candidate("maximum", "a maximum that stays that of the first tile", {"threshold": lambda _: math.inf}),
     Candidate("maximum", "P with the maximum of the tile before", {"the m of P": lambda x: x[..., [0, *range(x.shape[-1] - 1)]]}),
+    Candidate("row_sum", "one more key, of score 0 and value 0", {"results": _with_a_sink}),
     Candidate("rescale", "every rescale of the row sum missed", {"alpha of l": torch.ones_like}),
     Candidate("rescale", "every rescale of the accumulator missed", {"alpha of O": torch.ones_like}),
     Candidate("rescale", "every rescale missed", {"alpha": torch.ones_like}),
     Candidate("lse", "an LSE in base 2", {"the LSE": lambda x: x * LOG2_E}),
     Candidate("lse", "an LSE times log 2", {"the LSE": lambda x: x / LOG2_E}),
+    Candidate("lse", "an LSE of m and log2 l", {"the l of the LSE": lambda x: x**LOG2_E}),
     Candidate("heads", "a last head that is not computed", {"results": lambda out, lse, _: (_with(out, 1, -1, 0.0), lse)}),
     Candidate(
         "padding",
@@ -321,6 +382,7 @@ _FORWARD_FAULTS = (
     Candidate(
         "splits", "splits weighed by 2 to the power of their LSE", {"weights of splits": lambda x: _shares(x ** math.log(2))}
     ),
+    Candidate("splits", "splits merged by powers of 2, their LSE too", {"the LSE of splits": _in_powers_of_2}),
     Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
     Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m}),
     Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m}),
@@ -358,7 +420,7 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     for each in (Candidate("probabilities", "the rounded P"), *roundings):
         if each.step == "probabilities" and not each.permitted:
             yield Candidate("probabilities", f"{each.title}, of which l is the sum", {**each.changes, **over})
-    yield from (each for degree in (2, 3, 4) for each in by_polynomial(EXP2_MINIMAX[degree]))
+    yield from (each for degree in (1, 2, 3, 4) for each in _by_polynomial(degree))
     for bits in range(4, 9):
         yield _by_table(2**bits, torch.round, "")
         yield _by_table(2**bits, torch.floor, ", truncated")
@@ -375,6 +437,11 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield Candidate("splits", f"the O {places}, merged by pairs", {"merge": partial(merge, by_pairs=True)})
         yield Candidate("splits", f"the O {places}, merged one after the other", {"merge": merge})
         yield Candidate("splits", f"the sums {places}, one after the other", {"merge": partial(merge, sums_alone=True)})
+    for power in (0.5, 1, 2, 4, 8):
+        missed = partial(_small_missed, least=2.0**-power)
+        for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
+            title = f"rescales of {what} by more than 2^-{power:g} missed"
+            yield Candidate("rescale", title, {f"alpha of {sums}": missed})
     for tile in range(1, _LATE):
         late, missed = partial(_late, tile=tile), partial(_with, dim=-1, place=tile, value=1.0)
         yield Candidate("tile", f"V of tile {tile} read a key too early", {"tiles of V": late})
@@ -385,7 +452,7 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
 def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _roundings(_BACKWARD_STEPS, ("Q", "K", "V", "dO", "Q + K"), declared)
     yield from _rounded("probabilities", "P", _BY_TILES)
-    yield from (next(by_polynomial(EXP2_MINIMAX[degree])) for degree in (2, 3, 4))
+    yield from (next(_by_polynomial(degree)) for degree in (1, 2, 3, 4))
     yield from (*_MASK_FAULTS, *_BACKWARD_FAULTS)
     for stored in (Stored(BF16), Stored(FP16)):
         for terms in (1, 8, 16):

@@ -20,16 +20,17 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16
-from numdev.attention.softmax import EXP2_MINIMAX
 from numdev.certification.accuracy import ABSURD, BACKWARD, FORWARD, Known
-from numdev.certification.candidates import DECLARED, Candidate, by_polynomial, off, saturated, scaled, unknown_errors
+from numdev.certification.candidates import CURVES, DECLARED, TERMS, Candidate, curved, off, saturated, scaled, unknown_errors
 from numdev.certification.simulation import OF_SUMS, WHOLE, Cut, Layout, Scheme, Simulation, Stored, Tensors, some_rows, symbol
 
 ONE_TILE = (Layout(16), Layout())
 """In which rows of few keys are as in any other layout, but for what has a factor of each tile."""
 _SIZES = (*range(16, 257, 16), 512)
 UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(scheme=Scheme.DIVIDED), Layout())
-SPLIT = tuple(Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in range(2, 9) for cut in (Cut.TILES, Cut.KEYS))
+SPLIT = tuple(
+    Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in (*range(2, 9), 12, 16) for cut in (Cut.TILES, Cut.KEYS)
+)
 """Layouts by which that of a kernel is looked for, and then their variants."""
 _OF_STEP = {"splits": (Layout(16, splits=2),), "padding": UNSPLIT, "probabilities": (Layout(scheme=Scheme.DIVIDED),)}
 """Layouts in which rows of few keys show faults of a step that they do not show in `ONE_TILE`."""
@@ -49,7 +50,7 @@ _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
-_STEP, _STEPS, _FAR = 1e-4, 16, 0.5  # of a parameter that is fitted; so far a polynomial may be from the usual one
+_STEP, _STEPS, _RIDGE = 1e-4, 16, 3.0  # of a parameter that is fitted, which stays where nothing shows it
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
 Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
@@ -165,7 +166,7 @@ class Search:
         self.layouts = (UNSPLIT, SPLIT) if self.of_pass is FORWARD else (UNSPLIT[:-2], ())
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
-        light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
+        self.light = light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
         first = int(self.of_pass is FORWARD)  # its sums are over keys alone
         broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[first:]) > 12 * _FEW_KEYS]
         self.broad = (broad or light)[:2]
@@ -243,7 +244,7 @@ class Search:
             tried += [(each, layout) for each in self.catalogue for layout in _OF_STEP.get(each.step, ())]
         ranked = self.with_variants(tried, views)
         if self.errs and not self.is_settled(ranked[0], views):
-            ranked = self.combined(self.best([*ranked, *product(self.polynomials(views), layouts)], views), views)
+            ranked = self.combined(self.best([*ranked, *product(self.curves(views), layouts)], views), views)
         groups = self.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
@@ -300,8 +301,8 @@ class Search:
     def unknown(self) -> list[Hypothesis]:
         """Unknown errors of a step, in all layouts, the best of each step; none unless one explains nearly all and no other."""
         precision = self.cases[0].known.predictions.policy.output.to.precision
-        unknown = unknown_errors(precision, has_lse="lse" in self.outputs)
-        ranked = of_steps(self.with_variants(product(unknown, UNSPLIT), self.broad))
+        unknown = unknown_errors(precision, self.outputs)
+        ranked = of_steps(self.with_variants(product(unknown, self.layouts[0]), self.broad))
         is_sure = self.rank(ranked[0]).explained > _SURE and len(self.within(ranked, self.broad, _NEAR)) == 1
         return ranked if is_sure else []
 
@@ -318,13 +319,11 @@ class Search:
         if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
             yield scaled(of_scales, factors)
 
-    def polynomials(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """Exponentials by the polynomial that is nearest."""
-        for degree, start in product((1, 2, 3), (0.0, 0.5)):
-            best = tuple(coefficient / 2**start for coefficient in EXP2_MINIMAX[degree])
-            coefficients = self.fitted(lambda *x, start=start: next(by_polynomial(x, start)), best, cases)
-            if all(abs(own - usual) < _FAR for own, usual in zip(coefficients, best, strict=True)):
-                yield from by_polynomial(coefficients, start, fitted=True)
+    def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
+        """Exponentials and scores with the error that is nearest, of whatever shape."""
+        for title in CURVES:
+            views = cases if "exp" in title else self.light  # other tiles have exponentials of alpha too
+            yield from curved(title, self.fitted(lambda *x, title=title: next(curved(title, x)), (0.0,) * TERMS, views))
 
     def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
@@ -335,17 +334,17 @@ class Search:
 
         outputs = ["lse"] if "lse" in self.errs else self.outputs
         of_pass, own = self.of_pass, cases[0].known.predictions.policy
-        golden, x = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
+        golden, begin = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
 
         def left(x: Tensor, policy: Any) -> Tensor:
             parts, changes = [], make(*x.tolist()).changes
             for case in cases:
                 rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, ONE_TILE[0], changes))))
                 parts += [((case.own[name] - rows[name]) / case.errors[name]).flatten() for name in outputs]
-            return torch.cat(parts).nan_to_num(0.0, 0.0, 0.0)
+            return torch.cat([*parts, _RIDGE * (x - begin)]).nan_to_num(0.0, 0.0, 0.0)
 
-        unit = torch.eye(len(x), dtype=x.dtype)
-        slopes = torch.stack([(left(x + _STEP * each, golden) - left(x, golden)) / _STEP for each in unit], -1)
+        at_start, unit = left(begin, golden), torch.eye(len(begin), dtype=begin.dtype)
+        slopes = torch.stack([(left(begin + _STEP * each, golden) - at_start) / _STEP for each in unit], -1)
         solve: Callable[..., Any] = least_squares
         fit = solve(lambda x: left(torch.from_numpy(x), own), start, lambda _: slopes.numpy(), max_nfev=_STEPS)
         return tuple(fit.x.tolist())
@@ -407,7 +406,7 @@ def find(results: Results) -> Culprit:
     tried = search.declared()
     if search.errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried
-    if search.errs and search.of_pass is FORWARD and not search.rank(tried[0]).is_explained:
+    if search.errs and not search.rank(tried[0]).is_explained:
         tried = search.unknown() or tried
     best = [*search.within(search.best(tried, search.few), search.few, _ALIKE)[:20], *of_steps(tried)[:_SHOWN]]
     ranked = of_steps(search.best(best, cases))

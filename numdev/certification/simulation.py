@@ -322,6 +322,9 @@ class Simulation:
         dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)
         terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
         delta = self.at("delta", self._sum(terms))
+        p, delta = self.by("of rows", lambda p, delta, dp, k, of_kernel: (p, delta))(
+            p, delta, dp, k * self.inputs.scale, self.of_kernel
+        )
         ds = p * self.at("dP - delta", dp - delta)
         if "P dP" in self.changes:
             ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)

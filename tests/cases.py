@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from numdev.arithmetic.formats import BF16, E5M2, FP16, FP32
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Gradients, Output
 from numdev.attention.mask import Mask
@@ -81,6 +81,7 @@ POLICIES: dict[str, Precision] = usual(Precision) | {
     "narrow_sum": Precision.kernel(BF16).with_step(row_sum="bf16"),
     "tensor_core": Precision.kernel(FP16).with_step(scores="e8m13:toward_zero@16"),
     "wide operands": Precision.kernel(FP16).with_step(accumulator="fp16", exponential="bf16:odd"),
+    "hopper": Precision.kernel(E4M3FN).with_step(scores="hopper", values="hopper"),
     "fp8": Precision.fp8(),
     "int8": Precision.int8(),
 }
@@ -102,6 +103,7 @@ BACKWARD_POLICIES: dict[str, BackwardPrecision] = usual(BackwardPrecision) | {
         dv_sum="e8m12",
         output="fp16",
     ),
+    "ampere": BackwardPrecision.kernel(BF16).with_step(**dict.fromkeys(("scores", "dp", "dq", "dk", "dv"), "ampere")),
     "wide operands": BackwardPrecision.kernel(FP16).with_step(dq_sum="fp16", difference="bf16", delta="bf16@4"),
 }
 

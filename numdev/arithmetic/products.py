@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from jaxtyping import Bool, Float
 
 from numdev.arithmetic.elementary import Operation, RoundedOnce
-from numdev.arithmetic.formats import format_of
+from numdev.arithmetic.formats import FP32, format_of
 from numdev.arithmetic.rounding import Cast, Noise
+from numdev.arithmetic.tensor_cores import Architecture, Unit
 from numdev.errors import BadInput
 from numdev.lazy import torch
 
@@ -137,26 +138,33 @@ class Dot:
 
     Products are formed and added in the carrier; after every `every` of them the running sum is rounded to
     `accumulate`. `every=None` rounds once per tile, which for FP32 and FP64 in their own carrier is the native product.
-    `Dot(Cast.parse("e8m13:toward_zero"), 32)` keeps 13 fraction bits and truncates after every 32 products, as tensor cores do.
+
+    With an architecture its tensor cores multiply and add, to the bit. After every `every` products their sum is promoted: it is
+    added to a running sum in FP32, and they begin anew from 0 (DeepSeek-V3, arXiv 2412.19437, section 3.3.2).
     """
 
     accumulate: Cast
     every: int | None = None
+    architecture: Architecture | None = None
 
     def __post_init__(self) -> None:
         if self.every is not None and self.every < 1:
             raise BadInput("precision.every", self.every, "give the number of products between roundings, at least 1")
+        if self.architecture is not None and self.accumulate != Cast(FP32):
+            raise BadInput("dot", str(self.accumulate), f"tensor cores add to FP32; give {self.architecture.value} alone")
 
     @staticmethod
     def parse(text: str) -> Dot:
-        """Read `cast` or `cast@every`: `fp32`, `bf16@64`, `e8m13:toward_zero@32`."""
+        """Read `cast`, `cast@every`, `architecture` or `architecture@every`: `fp32`, `bf16@64`, `hopper`, `hopper@128`."""
         cast, at, every = text.partition("@")
         if at and not every.isdigit():
             raise BadInput("dot", text, "after @ comes the number of products between roundings, such as bf16@64")
-        return Dot(Cast.parse(cast), int(every) if at else None)
+        architecture = next((each for each in Architecture if each.value == cast), None)
+        return Dot(Cast(FP32) if architecture else Cast.parse(cast), int(every) if at else None, architecture)
 
     def __str__(self) -> str:
-        return f"{self.accumulate}" if self.every is None else f"{self.accumulate}@{self.every}"
+        name = f"{self.accumulate}" if self.architecture is None else self.architecture.value
+        return name if self.every is None else f"{name}@{self.every}"
 
     describe = __str__  # in a configuration
 
@@ -168,13 +176,22 @@ class Dot:
         a: Float[torch.Tensor, "*batch rows inner"],
         b: Float[torch.Tensor, "*#batch inner columns"],
         noise: Noise | None = None,
+        unit: Unit | None = None,
+        start: Float[torch.Tensor, "*batch rows columns"] | None = None,
     ) -> Float[torch.Tensor, "*batch rows columns"]:
-        """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows."""
+        """`a @ b`. A row of the result depends on that row of `a` and on `b` alone, whatever the number of rows.
+
+        `unit` is that of the architecture for the formats of `a` and `b`. With `start` it adds to that, and nothing is promoted.
+        """
+        assert (unit is None) == (self.architecture is None), "the formats of the factors choose the unit"
+        if unit is not None and start is not None:
+            return unit(a, b, start)
+        multiply = product if unit is None else unit
         if self.every is None:
-            return self.accumulate.apply_(product(a, b), noise)
+            return self.accumulate.apply_(multiply(a, b), noise)
         total: torch.Tensor | None = None
-        for start in range(0, a.shape[-1], self.every):
-            part = product(a[..., start : start + self.every], b[..., start : start + self.every, :])
+        for first in range(0, a.shape[-1], self.every):
+            part = multiply(a[..., first : first + self.every], b[..., first : first + self.every, :])
             total = self._add(part, total, noise)
         assert total is not None, "the inner dimension is never empty"
         return total

@@ -31,6 +31,7 @@ from numdev.arithmetic.formats import (
 from numdev.arithmetic.products import Dot
 from numdev.arithmetic.quantise import BlockScale, Microscaled, Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast, Noise, Overflow, Rounding
+from numdev.arithmetic.tensor_cores import Unit
 from numdev.errors import BadInput, NotHonoured
 from numdev.lazy import torch
 from numdev.settings import changes, converted, memoised, setting, types_of
@@ -75,6 +76,8 @@ class Policy:
     """Policies of kernels that ship, by name."""
     operations: ClassVar[Mapping[str, Row]] = {}
     """The elementary operations of the algorithm, by name."""
+    factors: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """The steps in whose formats both factors of each matrix product are."""
 
     _: KW_ONLY
     preset: InitVar[str] = setting(
@@ -102,6 +105,33 @@ class Policy:
             if cast.to.precision >= 52 and cast != _FP64:
                 hint = "FP64 arithmetic can only round it as fp64 does, to nearest even; give fp64, or at most 50 mantissa bits"
                 raise BadInput("precision", str(cast), hint)
+        assert self.units is not None  # which raises BadInput of a product that tensor cores cannot do
+
+    @cached_property
+    def units(self) -> Mapping[str, Unit]:
+        """What adds up each product that is on tensor cores, by its step."""
+        dots = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: self._unit(name, dot) for name, dot in dots.items() if isinstance(dot, Dot) and dot.architecture}
+
+    def _unit(self, step: str, dot: Dot) -> Unit:
+        formats = [self._format_of_factor(factor, step) for factor in self.factors.get(step, ())]
+        unit = dot.architecture.unit(*formats) if dot.architecture and formats else None
+        if unit is None:
+            hint = "its tensor cores do not multiply what this step does; give fp32, or factors in e4m3fn, e5m2, bf16 or fp16"
+            raise BadInput(f"precision.{step}", str(dot), hint)
+        if dot.every is not None and dot.every % unit.products:
+            raise BadInput(f"precision.{step}", str(dot), f"one instruction adds {unit.products}; give a multiple behind @")
+        # Codes times a scale have other exponents than codes.
+        return replace(unit, smallest=Unit.smallest) if isinstance(vars(self)["inputs"], Quantised) else unit
+
+    def _format_of_factor(self, step: str, product: str) -> Format | None:
+        """The format of the numbers of a step as tensor cores get them; None where they get others."""
+        own: Step = getattr(self, step)
+        if isinstance(own, Quantised):
+            turned = product != "values" and (own.hadamard or own.smoothing is not Smoothing.NONE)
+            own = own.to if product != "values" or own.values is None else own.values
+            return None if turned or isinstance(own, Microscaled) else own.to
+        return own.to if isinstance(own, Cast) else None
 
     @classmethod
     def throughout(cls: type[Kind], cast: Cast) -> Kind:
@@ -297,6 +327,7 @@ class Precision(Policy):
         "distance of splits": ("rescale", Operation.SUBTRACT, "row_sum", "row_sum"),
         "add weight": ("row_sum", Operation.ADD, "row_sum", "rescale"),
     }
+    factors: ClassVar[Mapping[str, tuple[str, str]]] = {"scores": ("inputs", "inputs"), "values": ("probabilities", "inputs")}
 
     inputs: Cast | Quantised = _step("q, k and v as the algorithm receives them", overruled={"quantise.to": None})
     scores: Dot = _step("S, the product Q K^T and its scaling" + _PER_TILE)
@@ -304,7 +335,7 @@ class Precision(Policy):
     rescale: Cast = _step("the old maximum minus the new one, and its exponential alpha")
     row_sum: Dot = _step("l, alpha times the old sum, plus the sum of P; and the LSE" + _PER_TILE)
     probabilities: Cast | Microscaled = _step("P as it enters the product with V")
-    values: Dot = _step("the product P V" + _PER_TILE)
+    values: Dot = _step("the product P V" + _PER_TILE + "; tensor cores keep it over tiles, if these are fewer")
     accumulator: Cast = _step("O between tiles, alpha times the old O plus P V, and its division by l")
     output: Cast = _step("O as it is returned")
     _: KW_ONLY
@@ -382,6 +413,11 @@ class BackwardPrecision(Policy):
         "add dv": ("dv_sum", Operation.ADD, "dv_sum", "dv"),
         "scale dq": ("dq_sum", Operation.MULTIPLY, "dq_sum", CONSTANT),
         "scale dk": ("dk_sum", Operation.MULTIPLY, "dk_sum", CONSTANT),
+    }
+    factors: ClassVar[Mapping[str, tuple[str, str]]] = {
+        **dict.fromkeys(("scores", "dp"), ("inputs", "inputs")),
+        **dict.fromkeys(("dq", "dk"), ("ds", "inputs")),
+        "dv": ("probabilities", "inputs"),
     }
 
     inputs: Cast = _step("q, k, v and dO as the backward pass receives them")
@@ -489,7 +525,7 @@ def sage2() -> Precision:
 
     As `sageattn_qk_int8_pv_fp8_cuda_sm90` of its code: the mean of k taken out, groups within 16 rows of q and 128 of k,
     codes rounded half away from zero, tiles added in FP32. What the FP8 product loses within a tile is not published; it can
-    be stated, as in `values=e8m13:toward_zero@32`.
+    be stated: `scores=fp32 values=hopper`.
     """
     grid, low = Cast(INT8, Rounding.NEAREST_AWAY), _saturating(E4M3FN)
     inputs = Quantised(grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL)

@@ -158,6 +158,7 @@ class Run:
     mask: Mask
     factor: float
     counters: Counters | None
+    tiles_per_promotion: int = 1
 
     def rows(self, splits: list[list[Range]], first: int, last: int) -> tuple[Tensor, Tensor]:
         """Output and LSE of the rows `[first, last)` after every tile of every split of the keys."""
@@ -181,6 +182,9 @@ class Rows:
         self.m = rows.new_full((*rows.shape[:-1], 1), NEVER)
         self.l = torch.zeros_like(self.m)
         self.o = rows.new_zeros(*rows.shape[:-1], run.v.shape[-1])
+        # P V, times the scale of P, that stays in the tensor cores over tiles until it is promoted; and the tiles that a row met.
+        self._pending = torch.zeros_like(self.o) if run.tiles_per_promotion > 1 else None
+        self._tiles = torch.zeros_like(self.l)
 
     def meet(self, index: int, tile: tuple[int, int]) -> None:
         """The KV tile that stands at `index` of the order, for every row that sees a key of it; the others keep their state."""
@@ -220,7 +224,7 @@ class Rows:
         if run.counters is not None:
             run.counters.row_sums(p, alpha, l_old)
             run.counters.addition(kept, tile_sum, row_sum)
-        product = self._product(self._round(p, visible) if rounded is None else rounded, v, visible)
+        product = self._product(self._round(p, visible) if rounded is None else rounded, v, visible, here, alpha)
         if visible is None or bool((seen := visible.any(-1, keepdim=True)).all()):
             self._accumulate_(self.o[..., here, :], alpha, beta, kept, row_sum, product)
         else:
@@ -240,11 +244,21 @@ class Rows:
             counters.after_cast(p, visible)
         return p
 
-    def _product(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """`P V`, the scale of P taken out of it."""
-        steps, scale = self._run.steps, self._run.softmax.p_scale
-        product = steps.values(p, v, visible)
-        return product if scale == 1.0 else steps.do("unscale values", product, scale)
+    def _product(self, p: Tensor, v: Tensor, visible: Tensor | None, here: slice, alpha: Tensor) -> Tensor:
+        """`P V`, the scale of P taken out of it; of rows whose sum stays in the tensor cores 0, until it is promoted."""
+        steps = self._run.steps
+        if self._pending is None:
+            return self._unscale(steps.values(p, v, visible))
+        pending, tiles = self._pending[..., here, :], self._tiles[..., here, :]
+        tiles += 1 if visible is None else visible.any(-1, keepdim=True)
+        total = steps.values(p, v, visible, steps.do("rescale output", pending, alpha))
+        is_due = tiles % self._run.tiles_per_promotion == 0
+        pending.copy_(total.masked_fill(is_due, 0.0))
+        return self._unscale(total.masked_fill_(~is_due, 0.0))
+
+    def _unscale(self, product: Tensor) -> Tensor:
+        scale = self._run.softmax.p_scale
+        return product if scale == 1.0 else self._run.steps.do("unscale values", product, scale)
 
     def _accumulate_(
         self, o: Tensor, alpha: Tensor, beta: Tensor | None, kept: Tensor, row_sum: Tensor, product: Tensor
@@ -277,6 +291,8 @@ class Rows:
         """The normalised rows, and their LSE."""
         steps, soft = self._run.steps, self._run.softmax
         steps.at(self._split, -1, self._first)
+        if self._pending is not None:
+            steps.do("accumulate", self.o, self._unscale(self._pending))
         out = self.o if soft.normalise is Normalise.EACH else steps.normalise(self.o, self.l)
         return out, steps.lse(self.m, self.l, soft.log_scale)
 

@@ -63,9 +63,14 @@ class CommonSteps(Generic[AnyPrecision]):
     def _known(self) -> dict[tuple[str, float], RoundedOnce]:
         return {}  # an operation is done at every tile
 
+    def product(self, step: str, a: Tensor, b: Tensor, start: Tensor | None = None) -> Tensor:
+        """The product `a b` of a step, added to `start` where tensor cores add to that."""
+        dot: Dot = getattr(self.precision, step)
+        return dot(a, b, self.noise, self.precision.units.get(step), start)
+
     def scores(self, q: Tensor, keys: Tensor, factor: float) -> Tensor:
         """`S = factor Q K^T`."""
-        s = self.precision.scores(q, keys, self.noise)
+        s = self.product("scores", q, keys)
         return s if factor == 1.0 else self.do("scale scores", s, factor)
 
     def exponential(self, s: Tensor, m: Tensor, exp: Function) -> Tensor:
@@ -113,9 +118,9 @@ class Steps(CommonSteps[Precision]):
         """`P / l` in the format of P, then as it enters the second product: a softmax, then a matmul."""
         return self.probabilities(self.do("share", p, divisor(row_sum)))
 
-    def values(self, p: Tensor, v: Tensor, visible: Tensor | None) -> Tensor:
-        """`P V`, in which keys that a row does not see have no part."""
-        return visible_product(p, v, visible, lambda p, v: self.precision.values(p, v, self.noise))
+    def values(self, p: Tensor, v: Tensor, visible: Tensor | None, start: Tensor | None = None) -> Tensor:
+        """`P V`, in which keys that a row does not see have no part, added to `start` where tensor cores add to that."""
+        return visible_product(p, v, visible, lambda p, v: self.product("values", p, v, start))
 
     def normalise(self, o: Tensor, row_sum: Tensor) -> Tensor:
         """`O / l`, 0 where l is 0."""
@@ -178,7 +183,7 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
 
     def dp(self, do: Tensor, v: Tensor) -> Tensor:
         """`dP = dO V^T`."""
-        return self.precision.dp(do, v.mT, self.noise)
+        return self.product("dp", do, v.mT)
 
     def delta(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`rowsum(dO * O)` or `rowsum(dP * P)`; `name` is the operation that multiplies."""
@@ -199,8 +204,7 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
 
     def add(self, name: str, total: Tensor, a: Tensor, b: Tensor, visible: Tensor | None) -> None:
         """The product `a b` of the step `name`, in which what is not visible has no part, added to the sum of that gradient."""
-        dot: Dot = getattr(self.precision, name)
-        self.do(f"add {name}", total, visible_product(a, b, visible, lambda a, b: dot(a, b, self.noise)))
+        self.do(f"add {name}", total, visible_product(a, b, visible, lambda a, b: self.product(name, a, b)))
 
     def scale(self, name: str, gradient: Tensor, factor: float) -> Tensor:
         """`scale dQ` or `scale dK`; `name` is the operation."""

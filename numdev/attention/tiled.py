@@ -32,7 +32,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.recurrence import BackwardCounters, BackwardRun, Counters, Run
-from numdev.attention.softmax import OnlineSoftmax, OutputForDelta, Recompute, ScaleOn
+from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, OutputForDelta, Recompute, ScaleOn
 from numdev.attention.steps import END, NEVER, BackwardSteps, Steps
 from numdev.attention.tile_schedule import Meeting, Sizes, Turns, in_order
 from numdev.attention.tiling import KernelLaunch, Order, Tiling
@@ -59,6 +59,8 @@ class OverTiles(Attention):
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
         lengths = dict.fromkeys(("row_sum", "values"), self.tiling.bc)
+        if self.precision.values.architecture is not None:
+            del lengths["values"]  # see `Tiled.tiles_per_promotion`
         if shape is not None:
             inputs = self.precision.inputs
             smoothed = isinstance(inputs, Quantised) and inputs.smoothing.of_q
@@ -144,6 +146,18 @@ class Tiled(OverTiles):
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ | {"attention.count"})
 
+    def __post_init__(self) -> None:
+        soft = self.softmax
+        if self.tiles_per_promotion > 1 and (soft.normalise is Normalise.EACH or soft.maximum is Maximum.LOCAL):
+            hint = f"this recurrence takes P V out of the tensor cores after every tile; give at most {self.tiling.bc} behind @"
+            raise BadInput("precision.values", str(self.precision.values), hint)
+
+    @property
+    def tiles_per_promotion(self) -> int:
+        """Tiles after which P V, whose sum stays in the tensor cores meanwhile, is added to O: whole tiles of `values.every`."""
+        values = self.precision.values
+        return 1 if values.architecture is None or values.every is None else max(values.every // self.tiling.bc, 1)
+
     count: bool | None = setting(
         None,
         "whether the run counts its events, which are the columns `counter.*`; null counts them, except in a long run on a GPU, "
@@ -179,7 +193,7 @@ class Tiled(OverTiles):
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
-        run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters)
+        run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters, self.tiles_per_promotion)
         out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
         block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
         splits = self.tiling.key_tiles(k.shape[-2])

@@ -14,7 +14,7 @@ from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential, Normalise
 from tests.cases import BACKWARD_POLICIES, MASKS, POLICIES, Inputs, draw, draw_all, lse_of, same
-from tests.oracles.double_loop import NEVER, add, decayed, over, times, visibility
+from tests.oracles.double_loop import NEVER, add, decayed, multiplied, over, times, visibility
 
 SIZES = (2, 4, 2, 19, 53, 12)
 SCALE = 0.21
@@ -28,7 +28,7 @@ def head_by_head(q: Tensor, k: Tensor, v: Tensor, step: Precision, mask: Mask, s
         seen = visibility(mask, b, q.shape[2], k.shape[2])
         for h in range(q.shape[1]):
             g = h // (q.shape[1] // k.shape[1])
-            s = times(step.scores.accumulate, step.scores(q[b, h], k[b, g].T), scale)
+            s = times(step.scores.accumulate, multiplied(step, "scores", q[b, h], k[b, g].T), scale)
             s = torch.where(seen, s, NEVER)
             m = s.amax(1, keepdim=True)
             p = decayed(step.exponential, s, m, Exponential.EXP)
@@ -36,7 +36,7 @@ def head_by_head(q: Tensor, k: Tensor, v: Tensor, step: Precision, mask: Mask, s
             empty = row_sum == 0
             divisor = torch.where(empty, 1.0, row_sum)
             lse[b, h] = torch.where(empty, NEVER, add(sums, sums(torch.log(divisor)), torch.where(empty, 0.0, m)))[:, 0]
-            out[b, h] = step.output(step.values(step.probabilities(over(step.exponential, p, divisor)), v[b, g]))
+            out[b, h] = step.output(multiplied(step, "values", step.probabilities(over(step.exponential, p, divisor)), v[b, g]))
     return out, lse
 
 
@@ -91,14 +91,14 @@ def gradients_head_by_head(
             total = forward.row_sum.sum(p)
             stored = over(forward.exponential, p, torch.where(total == 0, 1.0, total))
             p = forward.probabilities(stored).to(q.dtype)  # type: ignore[call-arg,arg-type]
-            dp = torch.where(seen, step.dp(do[b, h], v[b, g].T), 0.0)
+            dp = torch.where(seen, multiplied(step, "dp", do[b, h], v[b, g].T), 0.0)
             delta = step.delta.sum(times(step.delta.accumulate, dp, p))
             found["delta"][b, h] = delta[:, 0]
             difference = add(step.difference, dp, -delta)
             ds = times(step.ds, step.ds(times(step.difference, difference, p)), scale)
-            found["dq"][b, h] = step.output(step.dq_sum(step.dq(ds, k[b, g])))
-            found["dk"][b, g] = add(step.dk_sum, found["dk"][b, g], step.dk(ds.T, q[b, h]))
-            found["dv"][b, g] = add(step.dv_sum, found["dv"][b, g], step.dv(step.probabilities(p).T, do[b, h]))
+            found["dq"][b, h] = step.output(step.dq_sum(multiplied(step, "dq", ds, k[b, g])))
+            found["dk"][b, g] = add(step.dk_sum, found["dk"][b, g], multiplied(step, "dk", ds.T, q[b, h]))
+            found["dv"][b, g] = add(step.dv_sum, found["dv"][b, g], multiplied(step, "dv", step.probabilities(p).T, do[b, h]))
     return found | {name: step.output(found[name]) for name in ("dk", "dv")}
 
 

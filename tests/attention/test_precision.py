@@ -14,6 +14,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, FP64, INT8
 from numdev.arithmetic.products import Dot, product
 from numdev.arithmetic.quantise import MICROSCALED, Quantised
 from numdev.arithmetic.rounding import Cast, Overflow, Rounding
+from numdev.arithmetic.tensor_cores import UNITS, Architecture
 from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.errors import BadInput
 from tests.cases import draw
@@ -89,12 +90,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 
 def test_dots_as_text() -> None:
     """1 + 1 + ... one at a time stops at 2^8 in BF16, where the next integer is no longer a number of the format."""
-    for text in ("fp32", "bf16@8", "e8m13:toward_zero@16", "fp16:stochastic:seed=4@999"):
+    for text in ("fp32", "bf16@8", "e8m13:toward_zero@16", "fp16:stochastic:seed=4@999", "hopper", "blackwell@64"):
         assert str(Dot.parse(text)) == text
     ones = torch.ones(1, 1000)
     assert (Dot.parse("bf16@1").sum(ones).item(), Dot.parse("bf16").sum(ones).item()) == (256, 1000)
     assert torch.equal(ones, torch.ones(1, 1000)), "operands are left alone"
-    refused = {"bf16@": "dot", "bf16@x": "dot", "bf16@-1": "dot", "bf16@0": "precision.every", "bf17@4": "format"}
+    refused = {
+        "bf16@": "dot",
+        "bf16@x": "dot",
+        "bf16@-1": "dot",
+        "bf16@0": "precision.every",
+        "bf17@4": "format",
+        "hopper:up": "format",
+    }
     for text, field in refused.items():
         with pytest.raises(BadInput, match=f"^{field}: "):
             Dot.parse(text)
@@ -195,3 +203,30 @@ def test_both_passes_round_inputs_alike() -> None:
         len(set(BackwardPrecision.throughout(Cast.parse("bf16:stochastic")).round_inputs(*[draw((1, 1, 1, 5, 5, 4))[0]] * 4)))
         == 4
     )
+
+
+@pytest.mark.parametrize(
+    ("preset", "step", "text"),
+    [
+        ("kernel_fp32", "scores", "hopper"),  # no such operands
+        ("kernel_bf16", "row_sum", "hopper"),  # no product of two matrices
+        ("kernel_bf16", "scores", "hopper@24"),  # an instruction and a half
+        ("kernel_e4m3fn", "values", "ampere"),  # no FP8 before Ada
+        ("sage3", "values", "blackwell"),  # microscaled
+        ("fp8", "scores", "hopper"),  # rotated back
+        ("sage1", "scores", "hopper"),  # integers
+    ],
+)
+def test_tensor_cores_that_cannot_do_a_product_are_refused(preset: str, step: str, text: str) -> None:
+    with pytest.raises(BadInput, match=rf"^precision\.{step}: "):
+        Precision.parse(preset).with_step(**{step: text})
+
+
+def test_tensor_cores_get_the_formats_of_both_factors() -> None:
+    """P may be in another FP8 format than V; codes times a scale may have any exponent."""
+    mixed = Precision.kernel(E4M3FN).with_step(probabilities="e5m2", values="hopper", scores="hopper@32")
+    assert {step: unit.smallest for step, unit in mixed.units.items()} == {"scores": (-6, -6), "values": (-14, -6)}
+    scaled = Precision.parse("fp8").with_step(values="hopper")
+    assert scaled.units["values"] == UNITS[Architecture.HOPPER][E4M3FN, E5M2]
+    backward = BackwardPrecision.kernel(BF16).with_step(ds="fp16", inputs="fp16", dq="volta", dv="fp32")
+    assert backward.units["dq"].products == 4

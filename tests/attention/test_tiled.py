@@ -15,14 +15,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from numdev import Cast, Dot, Exponential, Mask, Maximum, Normalise, OnlineSoftmax, Order, ScaleOn, SumOver, Tiling
-from numdev.arithmetic.formats import BF16, FP16, FP32, Format
+from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
+from numdev.arithmetic.products import row_sums
 from numdev.attention import exact, naive, tiled
 from numdev.attention.base import Attention, Backward, Output, saved_by
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.naive import Naive, NaiveBackward
 from numdev.attention.precision import BackwardPrecision, Precision
-from numdev.attention.softmax import EXPONENTIALS, DeltaForm, OutputForDelta, Recompute
+from numdev.attention.softmax import EXPONENTIALS, DeltaForm, OutputForDelta, Recompute, exp2
 from numdev.attention.tiled import Tiled, TiledBackward
+from numdev.errors import BadInput
 from tests.attention.bounds import fp64_bounds
 from tests.cases import BACKWARD_POLICIES, MASKS, POLICIES, U64, Inputs, Sizes, draw, draw_all, lse_of, reach, same, tiled_error
 from tests.oracles.double_loop import BackwardDoubleLoop, DoubleLoop, is_fully_masked, visibility
@@ -470,3 +472,48 @@ def test_a_backward_run_counts_its_events() -> None:
     assert counted.counters["ds_flushed"] >= counted.counters["p_flushed"] / 2
     coarse = replace(variant, precision=variant.precision.with_step(scores="e5m2"))(*rounded, Mask(causal=True))
     assert coarse.counters["p_above_one"] > 0
+
+
+IN_TENSOR_CORES = Precision.kernel(E4M3FN).with_step(values="hopper@64", output="fp32")
+
+
+@pytest.mark.parametrize("every", [32, 64, 128, 4096])
+def test_p_v_stays_in_the_tensor_cores_over_tiles(every: int) -> None:
+    """One row after another, `O~ <- alpha O~ + P V` on the unit, and `O <- alpha O + O~` after the tiles that make `every`."""
+    policy, bc, scale = IN_TENSOR_CORES.with_step(values=f"hopper@{every}"), 32, 4.0
+    q, k, v = policy.round_inputs(*draw((1, 1, 1, 9, 300, 16), 5, spread=3.0))
+    soft = OnlineSoftmax(exp=EXPONENTIALS["exp2"], p_scale=scale)
+    got = Tiled(policy, Tiling(8, bc), soft)(q, k, v, Mask(), 0.5 / math.log2(math.e))
+    s, rows = (q[0, 0] @ k[0, 0].mT) * 0.5, torch.zeros(9, 1)
+    m, row_sum, o, pending = rows - float("inf"), rows.clone(), torch.zeros(9, 16), torch.zeros(9, 16)
+    for tile, first in enumerate(range(0, 300, bc)):
+        here = slice(first, first + bc)
+        m_new = torch.maximum(m, s[:, here].amax(1, keepdim=True))
+        p, alpha = exp2(s[:, here] - m_new), exp2(m - m_new)
+        m, row_sum, o = m_new, row_sum * alpha + row_sums(p), o * alpha
+        entering = (p * scale).to(torch.float8_e4m3fn).float()
+        pending = policy.units["values"](entering, v[0, 0, here], pending * alpha)
+        if (tile + 1) % (every // bc) == 0:
+            o, pending = o + pending / scale, torch.zeros_like(pending)
+    assert torch.equal(got.out[0, 0], (o + pending / scale) / row_sum)
+
+
+@settings(max_examples=20)
+@given(tilings, masks, st.integers(1, 70), st.booleans())
+def test_rows_of_tensor_cores_depend_on_no_other(tiling: Tiling, mask: Mask, br: int, wild: bool) -> None:
+    """Also where tiles hold no key of a row, whose sum then stays as it is, and where V holds what no row sees."""
+    q, k, v = IN_TENSOR_CORES.round_inputs(*draw(BATCH_ONE))
+    soft = OnlineSoftmax(rescale_threshold=2.0)
+    whole = Tiled(IN_TENSOR_CORES, tiling, soft)(q, k, v, mask)
+    assert_same(Tiled(IN_TENSOR_CORES, replace(tiling, br=br), soft)(q, k, v, mask), whole)
+    ends = replace(mask, key_lengths=(11,))
+    hidden = v.index_fill(2, torch.arange(11, v.shape[2]), float("nan" if wild else "inf"))
+    both = (Tiled(IN_TENSOR_CORES, tiling, soft)(q, k, values, ends) for values in (v, hidden))
+    assert_same(*both)
+
+
+def test_p_v_leaves_the_tensor_cores_where_o_is_divided_or_weighed_each_time() -> None:
+    for soft in (OnlineSoftmax(Normalise.EACH), OnlineSoftmax(maximum=Maximum.LOCAL)):
+        with pytest.raises(BadInput, match=r"^precision\.values: "):
+            Tiled(IN_TENSOR_CORES, Tiling(bc=32), soft)
+        Tiled(IN_TENSOR_CORES, Tiling(bc=64), soft)

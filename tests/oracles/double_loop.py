@@ -23,7 +23,7 @@ from numdev.arithmetic.formats import format_of
 from numdev.arithmetic.products import Dot, row_sums
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
-from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.precision import BackwardPrecision, Policy, Precision
 from numdev.attention.softmax import DeltaForm, Exponential, Maximum, Normalise, OnlineSoftmax, Recompute, ScaleOn, SumOver, exp2
 from numdev.attention.tiling import Order, Tiling
 
@@ -113,6 +113,12 @@ def by_polynomial(x: Tensor, kind: Exponential) -> Tensor:
     for coefficient in reversed(kind.coefficients):
         value = value * fraction + coefficient
     return value * torch.exp2(whole)
+
+
+def multiplied(policy: Policy, step: str, a: Tensor, b: Tensor) -> Tensor:
+    """The product of a step, on tensor cores where it names them."""
+    product: Tensor = getattr(policy, step)(a, b, unit=policy.units.get(step))
+    return product
 
 
 def once(operation: Operation, cast: Cast, x: Tensor, y: Tensor | float) -> Tensor:
@@ -223,7 +229,7 @@ class DoubleLoop:
         """One pass through the body of the double loop."""
         step, soft = self.precision, self.softmax
         accumulate_s, accumulate_l, accumulate_v = (dot.accumulate for dot in (step.scores, step.row_sum, step.values))
-        s = step.scores(q, k.T)
+        s = multiplied(step, "scores", q, k.T)
         s = times(accumulate_s, s, factor) if factor != 1.0 else s
         s = torch.where(seen, s, NEVER)
         largest = torch.tensor([[largest_of(scores, soft, accumulate_s, s.dtype)] for scores in s.tolist()], dtype=s.dtype)
@@ -241,7 +247,7 @@ class DoubleLoop:
         if soft.sum_over is SumOver.PROBABILITIES:
             tile_sum, additions = running_sum(step.row_sum, p_cast)
             tile_sum = over(accumulate_l, tile_sum, soft.p_scale)
-        product = over(accumulate_v, step.values(p_cast, v), soft.p_scale)
+        product = over(accumulate_v, multiplied(step, "values", p_cast, v), soft.p_scale)
         if soft.maximum is Maximum.LOCAL:
             beta = decayed(step.rescale, largest, m, exact)
             tile_sum = times(accumulate_l, tile_sum, beta)
@@ -352,22 +358,22 @@ class BackwardDoubleLoop:
         difference = less(step.difference, dp, rows(delta, mine))
         ds = step.ds(times(step.difference, difference, p))
         p = step.probabilities(p)
-        rows(dq, mine).copy_(add(step.dq_sum, rows(dq, mine), step.dq(ds, rows(head.k, keys))))
-        rows(dk, keys).copy_(add(step.dk_sum, rows(dk, keys), step.dk(ds.T, rows(head.q, mine))))
-        rows(dv, keys).copy_(add(step.dv_sum, rows(dv, keys), step.dv(p.T, rows(head.do, mine))))
+        rows(dq, mine).copy_(add(step.dq_sum, rows(dq, mine), multiplied(step, "dq", ds, rows(head.k, keys))))
+        rows(dk, keys).copy_(add(step.dk_sum, rows(dk, keys), multiplied(step, "dk", ds.T, rows(head.q, mine))))
+        rows(dv, keys).copy_(add(step.dv_sum, rows(dv, keys), multiplied(step, "dv", p.T, rows(head.do, mine))))
 
     def _recomputed(self, head: Head, mine: range, keys: range, scale: float) -> tuple[Tensor, Tensor]:
         """P and dP of one pair of tiles, 0 where a row does not see a key."""
         step, kind = self.precision, self.recompute.exponential
         factor = scale * math.log2(math.e) if kind.binary else scale
-        s = times(step.scores.accumulate, step.scores(rows(head.q, mine), rows(head.k, keys).T), factor)
+        s = times(step.scores.accumulate, multiplied(step, "scores", rows(head.q, mine), rows(head.k, keys).T), factor)
         lse = rows(head.lse, mine)
         seen = rows(head.seen, mine)[:, keys.start : keys.stop] & (lse != NEVER)
         if kind.binary:
             lse = times(step.exponential, lse, math.log2(math.e))
         difference = less(step.exponential, torch.where(seen, s, 0.0), torch.where(lse == NEVER, 0.0, lse))
         p = torch.where(seen, step.exponential(exponential(difference, kind)), 0.0)
-        return p, torch.where(seen, step.dp(rows(head.do, mine), rows(head.v, keys).T), 0.0)
+        return p, torch.where(seen, multiplied(step, "dp", rows(head.do, mine), rows(head.v, keys).T), 0.0)
 
     def _delta(self, head: Head, scale: float) -> Tensor:
         """`[queries, 1]`, 0 for a row that sees no key."""

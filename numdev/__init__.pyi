@@ -14,6 +14,7 @@ from .arithmetic.rounding import Cast as Cast
 from .arithmetic.rounding import Overflow as Overflow
 from .arithmetic.rounding import Rounding as Rounding
 from .arithmetic.rounding import Subnormals as Subnormals
+from .arithmetic.tensor_cores import Architecture as Architecture
 from .attention.base import Attention as Attention
 from .attention.base import Output as Output
 from .attention.captured import Captured as Captured

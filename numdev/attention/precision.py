@@ -524,8 +524,8 @@ def sage2() -> Precision:
     """SageAttention2 as it ships for Hopper: INT8 q and k by thread, E4M3 V by channel and P (arXiv 2411.10958).
 
     As `sageattn_qk_int8_pv_fp8_cuda_sm90` of its code: the mean of k taken out, groups within 16 rows of q and 128 of k,
-    codes rounded half away from zero, tiles added in FP32. What the FP8 product loses within a tile is not published; it can
-    be stated: `scores=fp32 values=hopper`.
+    codes rounded half away from zero, tiles added in FP32. What the FP8 product loses within a tile is not part of it; it can
+    be stated, as in `values=hopper`.
     """
     grid, low = Cast(INT8, Rounding.NEAREST_AWAY), _saturating(E4M3FN)
     inputs = Quantised(grid, Scale.THREAD, 128, 16, smoothing=Smoothing.K, values=low, values_scale=Scale.CHANNEL)

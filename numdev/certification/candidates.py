@@ -150,31 +150,22 @@ CURVES: Mapping[str, Change] = {
     "an exponential, by the fraction of its argument in base 2": lambda x: 2.0 * ((x * LOG2_E) % 1.0) - 1.0,
     "an exponential, by the whole part of its argument in base 2": lambda x: 1.0 + (x * LOG2_E).floor() / 12.0,
     "an exponential, by its argument": lambda x: 1.0 + x / 8.0,
-    "a score, by its size, such as a soft cap": lambda x: torch.asinh(x) / 5.0,
 }
-"""What errs by an unknown function of a number, and how that lies between -1 and 1."""
+"""Of what an error of an exponential is an unknown function, and how that lies between -1 and 1."""
 TERMS = 12
 
 
-def curved(title: str, factors: Sequence[float]) -> Iterator[Candidate]:
-    """With an error that is a sum of `TERMS` Chebyshev polynomials: of the argument of an exponential, or of a score."""
-
-    def error(x: Tensor) -> Tensor:
-        angle = CURVES[title](x.clamp(-1e4, 1e4)).clamp(-1.0, 1.0).acos()
-        total = torch.zeros_like(x)
-        for degree, factor in enumerate(factors):
-            total += factor * (degree * angle).cos()
-        return total
+def curved(title: str, of_alpha: bool, *factors: float) -> Candidate:
+    """With an error of the argument of an exponential that is a sum of Chebyshev polynomials, of alpha too or of P alone."""
 
     def exp(x: Tensor) -> Tensor:
-        return (x + error(x)).exp()
+        angle, error = CURVES[title](x.clamp(-1e4, 1e4)).clamp(-1.0, 1.0).acos(), torch.zeros_like(x)
+        for degree, factor in enumerate(factors):
+            error += factor * (degree * angle).cos()
+        return (x + error).exp()
 
-    known = partial(Candidate, fitted=True)
-    if "score" in title:
-        yield known("scores", f"an unknown error of {title}", {"scaled scores": lambda s: s + error(s)})
-    else:
-        yield known("exponential", f"an unknown error of {title}", {"exp": exp})
-        yield known("exponential", f"an unknown error of {title}, of alpha too", {"exp": exp, "exp of alpha": exp})
+    changes = {"exp": exp, "exp of alpha": exp} if of_alpha else {"exp": exp}
+    return Candidate("exponential", f"an unknown error of {title}{', of alpha too' if of_alpha else ''}", changes, fitted=True)
 
 
 def _by_table(entries: int, index: Change, word: str) -> Candidate:
@@ -197,6 +188,13 @@ def scaled(scales: Iterable[float], factors: Sequence[float]) -> Candidate:
 def saturated(most: float) -> Candidate:
     """P no larger than a number, as in a format that a factor takes to its end."""
     return Candidate("probabilities", f"P that saturates at {most:.3g}", {"P": partial(torch.clamp, max=most)}, fitted=True)
+
+
+def capped(inverse_square: float) -> Candidate:
+    """Scores with a soft cap, as of models that are trained with one; their error is about linear in the parameter."""
+    most = max(inverse_square, 1e-12) ** -0.5
+    change = {"scaled scores": lambda s: most * (s / most).tanh()}
+    return Candidate("scores", f"scores with a soft cap of {most:.3g}", change, fitted=True)
 
 
 def off(name: str, factor: float) -> Candidate:

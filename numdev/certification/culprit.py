@@ -21,7 +21,18 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16
 from numdev.certification.accuracy import ABSURD, BACKWARD, FORWARD, Known
-from numdev.certification.candidates import CURVES, DECLARED, TERMS, Candidate, curved, off, saturated, scaled, unknown_errors
+from numdev.certification.candidates import (
+    CURVES,
+    DECLARED,
+    TERMS,
+    Candidate,
+    capped,
+    curved,
+    off,
+    saturated,
+    scaled,
+    unknown_errors,
+)
 from numdev.certification.simulation import OF_SUMS, WHOLE, Cut, Layout, Scheme, Simulation, Stored, Tensors, some_rows, symbol
 
 ONE_TILE = (Layout(16), Layout())
@@ -42,7 +53,7 @@ _HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate l
 _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
-_WIDE, _VARIED = 60, 6  # candidates that are tried in every layout, and layouts whose variants are tried
+_WIDE, _VARIED = 70, 6  # candidates that are tried in every layout, and layouts whose variants are tried
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
 _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
@@ -50,7 +61,8 @@ _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
-_STEP, _STEPS, _RIDGE = 1e-4, 16, 3.0  # of a parameter that is fitted, which stays where nothing shows it
+_STEP, _STEPS, _RIDGE = 1e-4, 16, 3.0  # of a parameter that is fitted
+_CAP = 1 / 30**2  # of a soft cap, the start
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
 Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
@@ -291,7 +303,7 @@ class Search:
             if self.is_settled(ranked[0], cases) or least > -_NEAR:
                 break
             first = of_steps(ranked)[:_COMBINED]
-            both = [(pair, layout) for one, layout in first for other in self.catalogue if (pair := one & other)]
+            both = [(pair, layout) for one, layout in first for other in self.catalogue[1:] if (pair := one & other)]
             combined = self.best([*ranked, *both], cases)
             if self.score(combined[0], cases) > least - _GAIN:
                 break
@@ -307,7 +319,7 @@ class Search:
         return ranked if is_sure else []
 
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """A result, or scores, times the factor that is nearest, of scores one for each scale; P with the nearest limit."""
+        """A result, or scores, times the nearest factor, of scores one for each scale; P and scores with the nearest limit."""
         makers: list[Callable[[float], Candidate]] = [partial(off, name) for name in self.errs]
         makers += [saturated] if self.of_pass is FORWARD and self.errs else []
         for make in makers if "lse" not in self.errs else ():  # which none of these changes
@@ -318,12 +330,13 @@ class Search:
         factors = self.fitted(lambda *x: scaled(of_scales, x), (1.0,) * len(of_scales), list(of_scales.values()))
         if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
             yield scaled(of_scales, factors)
+        yield capped(*self.fitted(capped, (_CAP,), self.light))
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """Exponentials and scores with the error that is nearest, of whatever shape."""
-        for title in CURVES:
-            views = cases if "exp" in title else self.light  # other tiles have exponentials of alpha too
-            yield from curved(title, self.fitted(lambda *x, title=title: next(curved(title, x)), (0.0,) * TERMS, views))
+        """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha."""
+        for title, views in product(CURVES, (self.light, cases)):
+            make = partial(curved, title, views is cases)
+            yield make(*self.fitted(make, (0.0,) * TERMS, views))
 
     def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
@@ -341,8 +354,9 @@ class Search:
             for case in cases:
                 rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, ONE_TILE[0], changes))))
                 parts += [((case.own[name] - rows[name]) / case.errors[name]).flatten() for name in outputs]
-            return torch.cat([*parts, _RIDGE * (x - begin)]).nan_to_num(0.0, 0.0, 0.0)
+            return torch.cat([*parts, ridge * (x - begin)]).nan_to_num(0.0, 0.0, 0.0)
 
+        ridge = _RIDGE * torch.arange(1.0, len(begin) + 1) ** 3  # of smooth curves that go on where no number shows them
         at_start, unit = left(begin, golden), torch.eye(len(begin), dtype=begin.dtype)
         slopes = torch.stack([(left(begin + _STEP * each, golden) - at_start) / _STEP for each in unit], -1)
         solve: Callable[..., Any] = least_squares

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +95,32 @@ def ladder(**laws: Law) -> list[Trained]:
 
 
 def stored(
-    path: Path, points: list[Trained], name: str = "fig8", claims: tuple[str, ...] = (), *, seeds: int = 3, losses: bool = False
+    path: Path,
+    points: list[Trained],
+    name: str = "fig8",
+    claims: tuple[str, ...] = (),
+    *,
+    seeds: int = 3,
+    losses: bool = False,
+    apart: bool = False,
 ) -> Store:
-    """A store with one study of these points; its report has losses only with `losses`, which take time to draw."""
+    """A store with one study of these points, or with a point for each replicate of them where they are `apart`.
+
+    Its report has losses only with `losses`, which take time to draw.
+    """
     store = Store(path)
     listed = dict[str, StudyPoint]()
     for place, point in enumerate(points):
-        made = record(f"{name}-{place}", point, seeds)
-        store.put(made)
         roles = {"rung": EntryRole(point.role)} if point.role else {}
-        listed[made.key] = StudyPoint(None, None, None, seeds, "scenes", {"rung": point.title}, roles=roles)
+        whole = StudyPoint(None, None, None, seeds, "scenes", {"rung": point.title}, roles=roles)
+        made = record(f"{name}-{place}", point, seeds)
+        if not apart:
+            store.put(made)
+            listed[made.key] = whole
+        for seed in range(seeds) if apart else ():
+            tables = {of: [row for row in rows if row["seed"] == seed] for of, rows in made.tables.items()}
+            store.put(replace(made, key=f"{made.key}-{seed}", tables=tables, config=made.config | {"seeds": 1}))
+            listed[f"{made.key}-{seed}"] = replace(whole, seeds=1, replicate=seed)
     study = Study(
         name,
         "Weights over training",

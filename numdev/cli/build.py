@@ -8,7 +8,7 @@ by nothing that would be measured is NotHonoured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from numdev.measurement.runner import Kind, Runner
 from numdev.measurement.speed import Budget, Speeds
 from numdev.results.study import Refused, StudyPoint
 from numdev.settings import make, types_of
+from numdev.training.rung import Rung
 
 TARGET = "_target_"
 
@@ -59,6 +60,18 @@ def _parts(request: Request) -> tuple[Any, Any, Any]:
         baseline = baseline.of(variant, problem)
     _refuse(request, _ineffective(baseline, problem))
     return variant, problem, baseline
+
+
+def replicated(point: StudyPoint) -> list[StudyPoint]:
+    """A point for each replicate of a training run, so that processes share rungs times seeds; any other point as it is."""
+    if not isinstance(point.variant, Rung):
+        return [point]
+
+    def alone(seed: int) -> StudyPoint:
+        variant, baseline = (replace(rung, seed=seed) for rung in (point.variant, point.baseline))
+        return replace(point, variant=variant, baseline=baseline, seeds=1, replicate=seed)
+
+    return [alone(point.variant.seed + further) for further in range(point.seeds)]
 
 
 def refused_point(request: Request, scenario: str, labels: Mapping[str, Any], reason: str) -> StudyPoint:

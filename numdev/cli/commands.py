@@ -30,8 +30,8 @@ from numdev.cli.progress import ERRORS, Progress, is_live, output
 from numdev.errors import BadInput, Unsupported, one_of
 from numdev.measurement.deviation import Place, Subject, check_memory, head_of
 from numdev.measurement.runner import Runner, failure
-from numdev.measurement.studies import DONE, Batch, Plan, Shard
-from numdev.results.record import Record, Reference, Status, Where, write_atomically
+from numdev.measurement.studies import Batch, Plan, Shard
+from numdev.results.record import DONE, Record, Reference, Status, Where, write_atomically
 from numdev.results.store import Scenario, Store, refuse_unwritable
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice

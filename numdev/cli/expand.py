@@ -187,7 +187,7 @@ class Expander:
                 point = build.refused_point(after, name, labels, str(error))
             roles = {axis: one.role for axis, one in entries.items() if one.role is not EntryRole.SUBJECT}
             points[place] = replace(point, roles=roles)
-        return [*points.values()], changed
+        return [one for point in points.values() for one in build.replicated(point)], changed
 
     def _overridden(self, statements: Statements, before: Request, after: Request) -> tuple[Statement, Statement] | None:
         """A statement of which the command line changes a setting, and the statement of the command line; None without."""

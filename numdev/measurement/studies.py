@@ -28,11 +28,10 @@ from numdev.errors import BadInput, NumdevError
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.runner import CACHE_BYTES, Runner
 from numdev.results.environment import available_bytes, usable_cores
-from numdev.results.record import BAD_OUTPUT, Status, Where
+from numdev.results.record import DONE, Status, Where
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint
 
-DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)  # what a resumed study does not measure again
 Ended = tuple[Status, str]  # how a point ended, and why where it is not `ok`
 Points = list[tuple[str, StudyPoint]]  # with their keys
 Progress = Callable[[int, int, StudyPoint], None]  # points done, points in all, the point that comes next

@@ -8,9 +8,9 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -98,6 +98,8 @@ class Status(Enum):
 
 BAD_OUTPUT = (Status.NONFINITE, Status.ZERO, Status.INVALID)
 """How a measurement ends whose variant did not return what golden does; figures of such a point judge nothing."""
+DONE = (Status.OK, *BAD_OUTPUT, Status.UNSUPPORTED)
+"""How a measurement ends that a resumed study does not repeat."""
 
 
 class Reference(StrEnum):
@@ -181,6 +183,22 @@ class Record:
             return Record(**(loaded | changed | {"columns": columns, "tables": tables}))
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"not a record: {error}") from None
+
+    @staticmethod
+    def joined(records: Sequence[Record]) -> Record:
+        """Records of single replicates as one of all, with the key of the first, and the first status that is not `ok`."""
+        first = records[0]
+        if len(records) == 1:
+            return first
+        status = next((one.status for one in records if one.status is not Status.OK), Status.OK)
+        return replace(
+            first,
+            status=status,
+            reason="; ".join(dict.fromkeys(one.reason for one in records if one.reason)),
+            tables={name: [row for one in records for row in one.table(name)] for name in first.columns},
+            config=first.config | {"seeds": sum(one.config["seeds"] for one in records)},
+            seconds=math.fsum(one.seconds for one in records),
+        )
 
     def summaries(self, metric: str = "max_difference") -> list[dict[str, Any]]:
         """Mean, 95 % confidence interval and range of a metric over seeds, for each place of the primary table."""

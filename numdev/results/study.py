@@ -31,6 +31,7 @@ class StudyPoint:
     labels: dict[str, Any] = field(default_factory=dict)  # its place on the axes, for tables and figures
     refused: str = ""  # why it cannot be measured as stated: it is recorded as unsupported, and its variant never runs
     roles: Mapping[str, EntryRole] = field(default_factory=dict)  # of its entries in claims; of an axis not listed: subject
+    replicate: int | None = None  # the only one that it has, where each of its place on the axes is a point; a report joins them
 
     @property
     def parts(self) -> tuple[Any, Any, Any, int]:
@@ -39,7 +40,8 @@ class StudyPoint:
 
     def text(self) -> str:
         """Scenario and labels in one line."""
-        return " ".join([self.scenario, *(f"{name}={value}" for name, value in self.labels.items())])
+        seed = [] if self.replicate is None else [f"seed {self.replicate}"]
+        return " ".join([self.scenario, *(f"{name}={value}" for name, value in self.labels.items()), *seed])
 
     def stored(self, key: str, **of_sweep: Any) -> dict[str, Any]:
         """Its entry in a manifest, with the key of its record.
@@ -50,7 +52,8 @@ class StudyPoint:
         those that nobody set.
         """
         of_study = {"number": 0, "command": "", "explicit": list(self.labels), "composed": {}}
-        own = {"labels": self.labels, "scenario": self.scenario, "roles": self.roles}
+        own: dict[str, Any] = {"labels": self.labels, "scenario": self.scenario, "roles": self.roles}
+        own |= {} if self.replicate is None else {"replicate": self.replicate}
         return {"key": key, **describe(own), **of_study, **of_sweep}
 
 

@@ -1,4 +1,4 @@
-"""One run: a task, how it differs, and a replicate; and the settings of torch under which it always has the same bits."""
+"""One run: a task, and how it differs; and the settings of torch under which it always has the same bits."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ _FIXED = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "float32_matmul": "highest"}
 
 @dataclass(frozen=True)
 class Run:
-    """A task, how it is trained, and the seed of the data, and of the initial weights before the rung moves it."""
+    """A task, and how it is trained."""
 
     task: Task
     rung: Rung
-    replicate: int = 0
 
     def __post_init__(self) -> None:
-        if self.replicate < 0 or self.replicate >= APART:
-            raise BadInput("replicate", self.replicate, f"give an integer from 0 to {APART - 1}")
         if self.task.batch % self.rung.ranks:
             hint = f"give a number that divides the batch of {self.task.batch}"
             raise BadInput("rung.ranks", self.rung.ranks, hint)
         if self.half is not None and not 0 < self.half < self.task.steps:
             raise BadInput("rung.restart", self.rung.restart.value, "one step has no half; give task.steps of at least 2")
+
+    @property
+    def replicate(self) -> int:
+        """The seed of the data, and of the initial weights before the rung moves it."""
+        return self.rung.seed
 
     @property
     def init_seed(self) -> int:

@@ -76,6 +76,7 @@ class Rung:
         False,
         "keep for each step the largest logit, ties, and how far attention deviates from exact attention; changes no weight",
     )
+    seed: int = setting(0, "the replicate: the seed of the initial weights and of the data; a study has a point for each")
 
     def __post_init__(self) -> None:
         own = str(self.attention.format)
@@ -87,9 +88,11 @@ class Rung:
         elif own != (fmt := self.numerics.format):
             hint = f"rung.numerics={self.numerics.value} hands {fmt} to attention; "
             raise BadInput("precision", own, f"{hint}give precision=eager_{fmt} too, or a policy that returns {fmt}")
-        for name, least in (("init", 0), ("order", 0), ("ranks", 1), ("repeat", 0)):
+        for name, least in (("init", 0), ("order", 0), ("ranks", 1), ("repeat", 0), ("seed", 0)):
             if getattr(self, name) < least:
                 raise BadInput(f"rung.{name}", getattr(self, name), f"give an integer of at least {least}")
+        if self.seed >= APART:
+            raise BadInput("rung.seed", self.seed, f"give an integer from 0 to {APART - 1}")
         if self.ulp and self.numerics is Numerics.BF16_WEIGHTS:
             hint = "weights in BF16 do not hold a last place of FP32; give 0, or numerics with FP32 weights"
             raise BadInput("rung.ulp", self.ulp, hint)
@@ -112,7 +115,7 @@ class Reference:
             raise BadInput("baseline", "reference", "it is a run of numdev train; choose a baseline of the operation")
         numerics = self.numerics or variant.numerics
         assert numerics is not None
-        return Rung(VanillaBackward(Format.parse(numerics.format)), numerics, watch=variant.watch)
+        return Rung(VanillaBackward(Format.parse(numerics.format)), numerics, watch=variant.watch, seed=variant.seed)
 
 
 GROUPS: dict[str, type] = {"rung": Rung, **{name: kind for name, kind in BACKWARD_GROUPS.items() if name != "problem"}}

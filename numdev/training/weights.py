@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
@@ -238,9 +238,10 @@ class WeightsOverTraining(Kind):
         stopped: list[str] = []
         with tempfile.TemporaryDirectory() as alone:  # removed afterwards where nothing is stored
             folder = Path(alone) if context.shared is None else Path(context.shared)
-            for seed in context.replicates():
-                ours = finished(Run(point.problem, point.variant, seed), f"replicate {seed}", folder, context)
-                reference = Run(point.problem, point.baseline, seed)
+            for further in context.replicates():
+                seed = point.variant.seed + further
+                run, reference = (Run(point.problem, replace(rung, seed=seed)) for rung in (point.variant, point.baseline))
+                ours = finished(run, f"replicate {seed}", folder, context)
                 theirs = finished(reference, f"reference of replicate {seed}", folder, context)
                 rows = {WEIGHTS: _weights(ours, theirs, context.device), LOSS: _losses(ours, theirs), RUN: [_run(ours, theirs)]}
                 for name in tables:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def test_rungs_of_a_study_differ_in_one_thing(name: str) -> None:
     """But for FP16 and weights in BF16, which are held against FP32 training."""
     made = Expander(LIBRARY).of(name).study(name, LIBRARY.study(name))
     shams = [point for point in made.points if point.variant.repeat]
-    assert len(shams) == len({point.scenario for point in made.points})
+    assert len(shams) == len({(point.scenario, point.replicate) for point in made.points})
     for point in made.points:
         ours, theirs = point.variant, point.baseline
         names = [field for field in Rung.__dataclass_fields__ if getattr(ours, field) != getattr(theirs, field)]
@@ -98,7 +99,7 @@ class TestCommand:
         own_study(STUDY)
         ran = numdev("train", "--config-dir", "mine", "study=toy", *SMALL, "seeds=2", "results=r", "out=o")
         assert ran.code == 0, ran.err
-        assert "toy: 2 points, 2 measured" in ran.out
+        assert "toy: 4 points, 4 measured" in ran.out
         assert "report: o" in ran.out
         assert {"claims.md", "claims.csv"} <= {path.name for path in Path("o").iterdir()}
         assert list(Path("o/figures").glob("toy*.svg"))
@@ -106,3 +107,37 @@ class TestCommand:
         assert len(list(Path("r/runs").iterdir())) == 6, "the reference is shared"
         shown = json.loads(next(Path("r/records").glob("*.json")).read_text())["config"]
         assert shown["problem"]["type"] == "Language"
+
+    def test_processes_share_rungs_times_seeds_and_a_report_says_what_is_missing(
+        self, numdev: Command, own_study: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second process is a rank of torchrun, which tells it by the environment."""
+        own_study(STUDY)
+        monkeypatch.setenv("RANK", "1")
+        study = ("train", "--config-dir", "mine", "study=toy", *SMALL, "seeds=3", "out=o")
+        first = numdev(*study, "results=r", "shard=0", "shards=2")
+        assert first.code == 0, first.err
+        missing = "3 of 6 points are not measured yet: sham (seed 1); one last place (seeds 0, 2)"
+        assert f"note: toy: {missing}; run the study again to finish it" in " ".join(first.out.split())
+        (row,) = csv.DictReader(Path("o/claims.csv").read_text().splitlines())
+        assert row["verdict"] == "holds, partial"
+        assert row["overall"] == "borne out, partial"
+        assert (
+            row["sentence"] == f"Partial: {missing}. The largest difference of any weight at any step is exactly 0, over 2 runs."
+        )
+        assert numdev(*study, "results=r", "shard=${oc.env:RANK}", "shards=2").code == 0
+        (row,) = csv.DictReader(Path("o/claims.csv").read_text().splitlines())
+        assert (row["verdict"], row["overall"]) == ("holds", "borne out")
+        assert "exactly 0, over 3 runs" in row["sentence"]
+        assert "toy: 6 points, 0 measured" in numdev(*study, "results=r").out
+        assert numdev(*study[:-1], "out=p", "results=alone").code == 0
+        tables = (
+            {path.name: json.loads(path.read_text())["tables"]["weights"] for path in Path(of).glob("*.json")}
+            for of in ("r/records", "alone/records")
+        )
+        assert next(tables) == next(tables)
+
+    def test_one_replicate_is_that_of_a_study(self, numdev: Command) -> None:
+        for settings in (("rung.seed=1",), ("seeds=2",)):
+            assert numdev("train", *SMALL, "rung.ulp=1", *settings).code == 0
+        assert len(list(Path("results/training/runs").iterdir())) == 4, "the second command trains replicate 0 alone"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +132,7 @@ def test_a_model_or_a_batch_that_cannot_be_trained_is_the_error_of_the_run(
         (lambda: toy(numerics=Numerics.BF16_WEIGHTS, ulp=1), "rung.ulp"),
         (lambda: toy(0), "task.steps"),
         (lambda: toy(1, restart=Restart.EXACT), "rung.restart"),
-        (lambda: replace(toy(), replicate=1000), "replicate"),
+        (lambda: toy(seed=1000), "rung.seed"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(make: Callable[[], object], field: str) -> None:

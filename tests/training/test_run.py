@@ -31,7 +31,7 @@ def task(request: pytest.FixtureRequest, tmp_path: Path) -> Task:
 
 
 def run(task: Task, order: int, replicate: int = 3) -> Run:
-    return Run(task, Rung(VANILLA, order=order), replicate)
+    return Run(task, Rung(VANILLA, order=order, seed=replicate))
 
 
 def rows(batch: Batch) -> Counter[bytes]:

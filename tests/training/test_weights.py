@@ -156,7 +156,7 @@ class TestTables:
 
 class TestRuns:
     def test_another_process_that_trains_the_same_is_waited_for(self, tmp_path: Path) -> None:
-        run = Run(Toy(4), REFERENCE, 0)
+        run = Run(Toy(4), REFERENCE)
         own = tmp_path / run.key(CPU)
         own.mkdir()
         waits, texts = threading.Event(), list[str]()

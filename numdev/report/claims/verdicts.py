@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import product
 from typing import Any
@@ -40,6 +40,7 @@ TREND = 0.1
 MARGIN = 1.1
 """Ratios within this factor of 1 are alike, larger ones are an enlargement: FlexAttention's tests (PyTorch) accept a mean error
 that is 1.1 times that of plain attention as no worse."""
+_PARTIAL = ", partial"
 OURS = "Our question"
 """How the source of a claim begins that no paper makes."""
 
@@ -144,13 +145,23 @@ class Finding:
     p: float = math.nan  # of the verdict, adjusted for the number of questions in its table; NaN where there is nothing to test
     over: str = ""  # what the verdict generalises over, such as `over seeds of U[0, 1) (10 here)`
     beside: Finding | None = None  # the verdict by another metric than the source's
+    is_partial: bool = False  # whether points of its scenario are missing: their rows may turn it
+
+    @property
+    def word(self) -> str:
+        """The verdict, marked where it is partial."""
+        return self.verdict.value + _PARTIAL * self.is_partial
 
     @property
     def verdict_text(self) -> str:
         """The verdict with its p-value."""
         if math.isnan(self.p):
-            return self.verdict.value
-        return f"{self.verdict.value} ({'p < 0.001' if self.p < 0.001 else f'p = {self.p:.2g}'})"
+            return self.word
+        return f"{self.word} ({'p < 0.001' if self.p < 0.001 else f'p = {self.p:.2g}'})"
+
+    def without(self, missing: str) -> Finding:
+        """The finding where points of its scenario are `missing`, which this says; itself where none is."""
+        return replace(self, sentence=f"Partial: {missing}. {self.sentence}", is_partial=True) if missing else self
 
 
 @dataclass(frozen=True)
@@ -271,12 +282,13 @@ class ClaimResult:
         in which nothing was measured do not count.
         """
         verdicts = {self.findings[scenario].verdict for scenario in self.chief} - {Verdict.NOT_MEASURED}
+        partial = _PARTIAL * any(self.findings[scenario].is_partial for scenario in self.chief)
         if verdicts <= {Verdict.UNDECIDED}:
-            return (Verdict.UNDECIDED if verdicts else Verdict.NOT_MEASURED).value
+            return (Verdict.UNDECIDED if verdicts else Verdict.NOT_MEASURED).value + partial
         word = "borne out" if self.claim.is_ours or not is_sources(self.main) else "reproduced"
         if Verdict.HOLDS in verdicts:
-            return word if len(verdicts) == 1 else f"partly {word}"
-        return f"not {word}"
+            return (word if len(verdicts) == 1 else f"partly {word}") + partial
+        return f"not {word}{partial}"
 
     @property
     def everywhere(self) -> bool:
@@ -335,12 +347,17 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
             claims[name],
             study,
             with_overrides(claims[name].source, results.manifests[study]),
-            {scenario: next(findings) for scenario in scenarios},
+            {own: next(findings).without(_missing(results, study, own, claims[name].across)) for own in scenarios},
             questions,
         )
         for (name, study), scenarios in places.items()
         if scenarios
     ]
+
+
+def _missing(results: Results, study: str, scenario: Scenario, across: bool) -> str:
+    """What one scenario of a study lacks, or any where all are judged as one; nothing where it is complete."""
+    return "; ".join(text for (of, name), text in results.missing.items() if of == study and (across or name == scenario.name))
 
 
 def note(claims: Sequence[ClaimResult]) -> str:

@@ -150,7 +150,7 @@ def claim_table(claims: Sequence[ClaimResult]) -> pd.DataFrame:
         claim |= {"study": result.study, "questions": result.questions, "overall": result.overall}
         for scenario, finding in result.findings.items():
             row: dict[str, Any] = {SCENARIO: scenario.name, TITLE: scenario.title, ROLE: scenario.role.value}
-            row |= {"verdict": finding.verdict.value, "p_verdict": finding.p, "figure": finding.figure, "over": finding.over}
+            row |= {"verdict": finding.word, "p_verdict": finding.p, "figure": finding.figure, "over": finding.over}
             if (beside := finding.beside) is not None:
                 row |= {"verdict_rmse": beside.verdict.value, "p_verdict_rmse": beside.p, "figure_rmse": beside.figure}
             rows.append(claim | row | {"sentence": finding.sentence})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import NoneType
@@ -20,7 +21,7 @@ from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.deviation import KIND as DEVIATION
 from numdev.measurement.metrics import NONFINITE
 from numdev.measurement.speed import derived
-from numdev.results.record import Column, Record, Use
+from numdev.results.record import DONE, Column, Record, Use
 from numdev.results.store import Role, Scenario, Store
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
@@ -39,6 +40,7 @@ PLACE = ["study", SCENARIO, "key"]
 COMPARISON = ["seed", "subject", "output", "reference"]
 COUNTER = "counter."
 DEFAULTS = "defaults"  # the name of a point that states nothing
+_NAMED = 6  # places whose points are missing, that a sentence names
 
 SPEED, TRAINING = "speed", "training"
 SHIPPED = (DEVIATION, SPEED, TRAINING)
@@ -176,6 +178,7 @@ class Results:
     # Rows of other tables of the records by the table's name; none of deviations and of speed
     further: dict[str, Rows] = field(default_factory=dict)
     facts: tuple[str, ...] = ()  # the columns that follow from configurations
+    missing: dict[tuple[str, str], str] = field(default_factory=dict)  # what a study's scenario lacks, in words; none if complete
 
     @property
     def kind(self) -> str:
@@ -218,19 +221,23 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
     environments: list[dict[str, str]] = []
     notes: list[str] = []
     facts: dict[str, None] = {}
+    gaps: dict[tuple[str, str], str] = {}
     columns = {column.name: column for column in DEVIATION_COLUMNS if kind in (None, DEVIATION)}
     for name, manifest in manifests.items():
-        scenarios, missing = scenarios_of(manifest), 0
-        for point in {json.dumps(one, sort_keys=True): one for one in manifest["points"]}.values():  # a grid may meet one again
-            record = store.get(point["key"])
-            if record is None:
-                missing += 1
+        scenarios, missing = scenarios_of(manifest), dict[str, list[dict[str, Any]]]()
+        for own in _by_place(manifest["points"]):
+            stored = [store.get(one["key"]) for one in own]
+            for one, held in zip(own, stored, strict=True):
+                if held is None or held.status not in DONE:
+                    missing.setdefault(one["scenario"], []).append(one)
+            point = own[0]
+            if not (records := [held for held in stored if held is not None]):
                 continue
+            record = Record.joined(records)
             columns |= {column.name: column for column in record.primary}
             columns |= {f"{COUNTER}{column.name}": column for column in record.columns.get(COUNTERS, ())}
             facts |= dict.fromkeys(record.facts)
-            if record.environment not in environments:
-                environments.append(record.environment)
+            environments += [one.environment for one in records if one.environment not in environments]
             scenario = scenarios[point["scenario"]]
             place = {"study": name, SCENARIO: scenario.name, "key": record.key, TITLE: scenario.title, ROLE: scenario.role.value}
             place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}
@@ -245,9 +252,10 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
                 rows = further.setdefault(table, _Table())
                 rows.columns |= {column.name: column for column in record.columns[table]}
                 rows.extend(record.table(table), number)
-        if missing:
-            of = f"{missing} of {len(manifest['points'])} points"
-            notes.append(f"{name}: {of} are not measured yet; run the study again to finish it")
+        counts = Counter(one["scenario"] for one in manifest["points"])
+        gaps |= {(name, scenario): _missing(own, counts[scenario]) for scenario, own in missing.items()}
+        if every := [one for own in missing.values() for one in own]:
+            notes.append(f"{name}: {_missing(every, counts.total())}; run the study again to finish it")
     made = points.frame([*_ALWAYS, *facts, "pairing", "seconds"])
     return Results(
         primary=primary.rows([name for name in columns if not name.startswith(COUNTER)], made),
@@ -258,7 +266,28 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
         columns={name: column for each in further.values() for name, column in each.columns.items()} | columns,
         further={name: each.rows(list(each.columns), made) for name, each in further.items()},
         facts=tuple(facts),
+        missing=gaps,
     )
+
+
+def _by_place(points: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The points of a manifest, each once though a grid may meet it again; single replicates of one place stand together."""
+    places: dict[str, dict[Any, dict[str, Any]]] = {}
+    for one in points:
+        place = {name: value for name, value in one.items() if "replicate" not in one or name not in ("key", "replicate")}
+        places.setdefault(json.dumps(place, sort_keys=True), {})[one.get("replicate")] = one
+    return [[*own.values()] for own in places.values()]
+
+
+def _missing(points: Sequence[dict[str, Any]], count: int) -> str:
+    """The sentence on points that are not measured, of `count`, without its end."""
+    places: dict[str, list[str]] = {}
+    for one in points:
+        own = places.setdefault(", ".join(map(str, one["labels"].values())) or DEFAULTS, [])
+        own += [str(one["replicate"])] if "replicate" in one else []
+    listed = [f"{name} (seed{'s' * (len(own) > 1)} {', '.join(own)})" if own else name for name, own in places.items()]
+    more = f" and {len(listed) - _NAMED} more" if len(listed) > _NAMED else ""
+    return f"{len(points)} of {count} points are not measured yet: {'; '.join(listed[:_NAMED])}{more}"
 
 
 _COMMANDS = {DEVIATION: "numdev measure study=fig3", SPEED: "numdev speed study=speed_cpu", TRAINING: "numdev train study=fig7"}

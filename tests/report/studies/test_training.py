@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from numdev.report.claims.verdicts import Finding, Verdict
+from numdev.report.claims.verdicts import Finding, Verdict, judge
 from numdev.report.reading.frames import TRAINING, Results, load
 from numdev.report.studies.registry import CLAIMS, FIGURES
 from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, rungs
@@ -144,6 +146,26 @@ def test_a_rung_is_of_the_group_of_what_it_changes(changes: dict[str, Any], grou
 def test_a_rung_that_a_study_sets_aside_is_not_judged() -> None:
     aside = [Trained(p.label, Law(1.0), p.rung, p.against, "aside") if p.label == "tiled_bf16" else p for p in ladder()]
     assert CLAIMS["fig8"].find(rows_of(aside)).verdict is HOLDS
+
+
+def test_replicates_that_are_points_are_read_as_one_point_was(tmp_path: Path) -> None:
+    """A store of an earlier version has a point for all replicates."""
+    whole, joined = (load(stored(tmp_path / str(apart), ladder(), apart=apart), kind=TRAINING) for apart in (False, True))
+    for table in ("", "loss", "run"):
+        ours, theirs = (one.study("fig8", table).drop(columns=["key", "seconds"], errors="ignore") for one in (joined, whole))
+        pd.testing.assert_frame_equal(ours, theirs)
+    assert not joined.missing
+    assert joined.points["seeds"].tolist() == [3] * len(ladder())
+
+
+def test_a_record_that_is_gone_leaves_the_verdict_partial(tmp_path: Path) -> None:
+    store = stored(tmp_path, ladder(), claims=("fig8", "fig8_ulp"), apart=True)
+    (store.path / "records" / "fig8-1-2.json").unlink()
+    (one, _) = judge(CLAIMS, load(store, kind=TRAINING))
+    (found,) = one.findings.values()
+    assert found.verdict_text.startswith("holds, partial (p")
+    assert found.sentence.startswith("Partial: 1 of 39 points are not measured yet: triton (seed 2). The Wasserstein")
+    assert one.word == "reproduced, partial"
 
 
 @pytest.fixture(scope="module")

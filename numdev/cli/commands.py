@@ -133,6 +133,7 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
     for name in names:
         own = expander.of(name)
         fields = own.composer.study(name) if cfg.study is None else study_fields(name, plain(cfg.study))
+        pilot = expand.pilot_of(fields)
         if fields["kind"] == "speed" and job.command != "speed":
             raise BadInput("study", name, f"it times kernels; numdev speed study={name} measures it")
         bench = build.runner("certify" if fields["kind"] == "certificate" else job.command, cfg, own.composer.of)
@@ -147,6 +148,8 @@ def _studies(cfg: DictConfig, job: Job, names: list[str], reported: list[str] | 
         plans = batch.plans()
         if work[1:]:
             show.sweep("dry_run", [([f"study={name}"], show.plan_row(plan)) for name, plan in plans.items()])
+        for study, _ in work if job.command == "train" else ():
+            show.power(study, batch.store, pilot)
         return Ended(plan=sum(plans.values(), Plan()))
     is_alone = cfg.shards == 1 and hydra.runtime.choices.get("hydra/launcher") == "basic"
     bar = Progress(sum(map(len, batch.parts)), ERRORS, live=is_live())

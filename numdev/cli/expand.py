@@ -47,7 +47,7 @@ from numdev.cli.compose import (
 )
 from numdev.cli.schema import written
 from numdev.errors import BadInput, NotHonoured, one_of
-from numdev.results.claim import COLUMNS, ClaimKind, ClaimStatement
+from numdev.results.claim import COLUMNS, ClaimKind, ClaimStatement, Pilot
 from numdev.results.record import Reference
 from numdev.results.store import EntryRole, Scenario
 from numdev.results.study import Study, StudyPoint
@@ -218,6 +218,7 @@ class Expander:
             entries[axis] = [*entries.get(axis, ()), *(one for one in every if one not in entries.get(axis, ()))]
         try:
             check_figures(fields["figures"])
+            pilot_of(fields)
             if not fields["claims"] and plot is None:
                 return (), None
             operation = build.operation_of(self.composer.of)
@@ -330,6 +331,11 @@ def _check(where: str, claim: ClaimStatement, axes: Axes, metrics: Collection[st
         else:
             _check_names(f"{where}.{side}.{axis}", [entry], entries[axis] or [entry])
     _check_names(f"{where}.order", claim.order, entries.get(claim.over) or claim.order)
+
+
+def pilot_of(fields: Fields) -> Pilot | None:
+    """What a study's file knows beforehand; None where that is nothing."""
+    return make(Pilot, fields["pilot"], "pilot") if fields["pilot"] else None
 
 
 def plot_of(plot: Any, axes: Collection[str], metrics: Sequence[str]) -> dict[str, Any]:

@@ -42,6 +42,7 @@ class StudyConfig:
     source: str = ""
     figures: dict[str, Any] = field(default_factory=dict)  # by name, what draws them
     plot: Any = None  # text or a mapping; `numdev.cli.expand` checks it
+    pilot: dict[str, Any] = field(default_factory=dict)  # `numdev.results.claim.Pilot`, from which a dry run knows the power
     base: dict[str, Any] = field(default_factory=dict)
     scenarios: dict[str, Any] = field(default_factory=dict)
     axes: dict[str, Any] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.filesize import decimal
+from rich.table import Table
 from rich.text import Text
 
 from numdev.cli import build, schema
@@ -23,8 +24,10 @@ from numdev.measurement.deviation import COUNTERS
 from numdev.measurement.speed import FOLLOWING, derived
 from numdev.measurement.studies import Outcome, Plan
 from numdev.report.statistics import mean, ratio, significant
+from numdev.results.claim import Pilot
 from numdev.results.record import Record, Status, Use, summary
 from numdev.results.store import Store
+from numdev.results.study import Study
 
 _SIZE = "problem.n"
 _USUAL = "default"  # an option of this name says nothing that a reader does not expect
@@ -128,6 +131,30 @@ def outcomes(ended: Mapping[str, Outcome], store: Store) -> None:
         _print_table(console, ["  point", "status"], [[text, f"{status.value}, {reason}"] for text, status, reason in failed])
     if store.torn:
         console.print(f"{len(store.torn)} damaged files in {store.path} were measured again, such as {store.torn[0].name}")
+
+
+def power(study: Study, store: Store, stated: Pilot | None) -> None:
+    """Which claims the planned replicates can decide, by the records that there are, or by what the study's file states."""
+    from numdev.report.claims.power import MOST, POWER, prospects  # late, as all of the report: pandas and matplotlib
+    from numdev.report.reading.frames import load
+    from numdev.report.studies.registry import planned_claims
+
+    console, claims = output(), planned_claims(study)
+    if not claims:
+        return
+    results = load(store, [study.name]) if study.name in store.studies() else None
+    seeds = Counter((point.scenario, *point.labels.values()) for point in study.points).most_common(1)[0][1]
+    table = Table(title=f"What {seeds} replicates can decide", title_justify="left", show_lines=True)
+    for name, width in (("claim", 4), ("pilot", 4), (f"decided with {seeds}", 2), (f"replicates for {POWER:.0%}", 2)):
+        table.add_column(name, ratio=width, overflow="fold")
+    for one in prospects(claims, study.name, seeds, results, stated):
+        chance = f"{one.verdict.value}: {'over' if one.power > 0.99 else 'at least'} {min(one.power, 0.99):.0%}"
+        cells = [one.pilot, chance, str(one.needed or f"more than {MOST:,}")] if one.pilot else ["none", "unknown", "unknown"]
+        table.add_row(one.claim, *([one.pilot, "seen, not inferred", "1"] if one.is_seen else cells))
+    console.print(table)
+    sources = [f"the records of {study.name} in {store.path}"] if results else []
+    sources += [f"{stated.source} ({stated.seeds} replicates), as the study's file states"] if stated else []
+    console.print(f"pilot: {'; else '.join(sources) or 'none'}", markup=False, highlight=False)
 
 
 def plan_row(plan: Plan) -> dict[str, str]:

@@ -194,6 +194,33 @@ class ClaimStatement:
         return make(ClaimStatement, {name: value for name, value in kept.items() if name in known and value is not None}, where)
 
 
+@dataclass(frozen=True)
+class Pilot:
+    """What is known before a study is measured, by claim: estimate and 95 % interval of each value, as a report prints them.
+
+    Raises:
+        BadInput: naming the claim, for what is no interval.
+    """
+
+    source: str  # where it was measured, for the reader
+    seeds: int  # replicates behind each interval
+    ratios: Mapping[str, Any] = field(default_factory=dict)  # intervals that are symmetric in logarithms, as of a ratio
+    values: Mapping[str, Any] = field(default_factory=dict)  # of an exponent, or of a difference
+
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise BadInput("pilot.seeds", self.seeds, "give at least 2; one replicate has no interval")
+        for name, own in [*self.ratios.items(), *self.values.items()]:
+            for one in own if isinstance(own, list) and own else [own]:
+                is_interval = isinstance(one, list) and len(one) == 3 and one[1] < one[0] < one[2]
+                if not is_interval or (name in self.ratios and one[1] <= 0):
+                    raise BadInput(f"pilot.{name}", one, "give estimate, low and high of each value, as in [[0.06, 0.01, 0.35]]")
+
+    def intervals(self, claim: str) -> list[tuple[float, float, float]]:
+        """Those of the values of a claim; none where nothing is known of it."""
+        return [(one[0], one[1], one[2]) for one in self.ratios.get(claim) or self.values.get(claim) or ()]
+
+
 def named(study: str, claims: tuple[str | ClaimStatement, ...]) -> dict[str, ClaimStatement | None]:
     """The claims of a study by name; one without a name is called after its place, and one that another study states has None."""
     return {

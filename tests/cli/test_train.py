@@ -16,7 +16,7 @@ from numdev.results.store import Store
 from numdev.results.study import StudyPoint
 from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.tasks import Language, TextToImage
-from tests.cli.commands import Command, jobs
+from tests.cli.commands import Command, jobs, refusal
 
 LIBRARY = composer((config_folder(),))
 EXPANDER = Expander(composer((config_folder(),), operation="training"))
@@ -36,6 +36,28 @@ axes:
     sham: {role: control, rung.repeat: 1}
     one last place: {rung.ulp: 1}
 """
+POWERED = STUDY.replace(
+    "claims: [training_sham]",
+    """\
+claims:
+  - {name: little, claim: One last place moves the weights little, kind: ratio, metric: wasserstein, of: {rung: one last place},
+     to: {rung: sham}, below: 1}
+  - training_sham
+pilot: {source: a paper, seeds: 8, ratios: {little: [[0.1, 0.06, 0.17]]}}""",
+)
+
+
+def cells(out: str) -> dict[str, list[str]]:
+    """The rows of a table by the text of their first cells."""
+    rows: dict[str, list[str]] = {}
+    lines: list[list[str]] = []
+    for line in out.splitlines():
+        if line.startswith("\u2502"):
+            lines.append([cell.strip() for cell in line.strip("\u2502").split("\u2502")])
+        elif lines:
+            first, *rest = (" ".join(filter(None, column)) for column in zip(*lines, strict=True))
+            rows[first], lines = rest, []
+    return rows
 
 
 def point(**settings: Any) -> StudyPoint:
@@ -136,6 +158,28 @@ class TestCommand:
             for of in ("r/records", "alone/records")
         )
         assert next(tables) == next(tables)
+
+    def test_a_dry_run_says_what_the_seeds_can_decide(self, numdev: Command, own_study: Any) -> None:
+        own_study(POWERED)
+        dry = ("train", "--config-dir", "mine", "study=toy", *SMALL, "dry_run=true", "results=r")
+        before = numdev(*dry, "seeds=6")
+        assert before.code == 0, before.err
+        rows = cells(before.out)
+        assert rows["One last place moves the weights little"] == ["0.10 [0.06, 0.17]", "holds: over 99%", "4"]
+        assert rows["The reference, trained again, has the same weights to the bit"] == ["none", "unknown", "unknown"]
+        assert "pilot: a paper (8 replicates), as the study's file states" in before.out
+        assert not Path("r").exists()
+        assert numdev(*(one for one in dry if one != "dry_run=true"), "seeds=2", "out=o").code == 0
+        after = numdev(*dry, "seeds=6")
+        rows = cells(after.out)
+        assert rows["The reference, trained again, has the same weights to the bit"][1:] == ["seen, not inferred", "1"]
+        assert "pilot: the records of toy in r; else a paper (8 replicates), as the study's file states" in after.out
+        assert "12 points, 4 measured already" in after.out, "the pilot's seeds are the first of the study"
+
+    @pytest.mark.parametrize("own", ["3", "[[0.1, 0.2, 0.3]]", "[[0.1, -0.2, 0.3]]", "[]"])
+    def test_a_pilot_without_intervals_is_refused(self, numdev: Command, own_study: Any, own: str) -> None:
+        own_study(POWERED.replace("[[0.1, 0.06, 0.17]]", own))
+        assert refusal(numdev("train", "--config-dir", "mine", "study=toy", "dry_run=true")).startswith("pilot.little: ")
 
     def test_one_replicate_is_that_of_a_study(self, numdev: Command) -> None:
         for settings in (("rung.seed=1",), ("seeds=2",)):

@@ -145,16 +145,29 @@ def claim_of(
     `figure` is that of the study, for a claim that names none.
     """
     says = {Verdict(verdict): text for verdict, text in statement.says.items()}
+    region = _region(statement) if statement.is_bounded and not statement.parts else None
 
     def test(rows: pd.DataFrame) -> Evidence:
         if statement.judge:
-            evidence: Evidence = resolve_name(statement.judge)(rows, **statement.options)
+            bounds = {"region": region} if region else {}
+            evidence: Evidence = resolve_name(statement.judge)(rows, **bounds, **statement.options)
         else:
             evidence = Weighing(statement, names or Wording()).evidence(rows)
         return replace(evidence, says=says)
 
     source, table = statement.source or OURS, statement.table or table
-    return Claim(name, statement.figure or figure, statement.claim, source, test, statement.across, words, table)
+    return Claim(name, statement.figure or figure, statement.claim, source, test, statement.across, words, table, region)
+
+
+def _region(claim: ClaimStatement) -> Region:
+    """Where a claim on one value holds."""
+    if claim.kind is ClaimKind.ORDER:
+        return ABOVE
+    if claim.kind is ClaimKind.SAME:
+        margin = claim.margin or MARGIN
+        return Region(1 / margin, margin)
+    low, high = claim.above, claim.below
+    return Region(-np.inf if low is None else low, np.inf if high is None else high)
 
 
 class _Value(NamedTuple):
@@ -168,13 +181,7 @@ class _Value(NamedTuple):
     @property
     def region(self) -> Region:
         """Where the claim holds of it."""
-        if self.of.kind is ClaimKind.ORDER:
-            return ABOVE
-        if self.of.kind is ClaimKind.SAME:
-            margin = self.of.margin or MARGIN
-            return Region(1 / margin, margin)
-        low, high = self.of.above, self.of.below
-        return Region(-np.inf if low is None else low, np.inf if high is None else high)
+        return _region(self.of)
 
     def is_one(self) -> bool:
         """Whether a ratio is 1 in every measured replicate: seen, not inferred."""

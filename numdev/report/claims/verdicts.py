@@ -233,6 +233,7 @@ class Claim:
     across: bool = False
     words: Words = PLAIN  # for the operation of which it speaks
     table: str = ""
+    region: Region | None = None  # where its values lie if it holds, as it states; None of one with parts
 
     @property
     def is_ours(self) -> bool:
@@ -330,17 +331,11 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
     """
     places: dict[tuple[str, str], list[Scenario]] = {}
     weighed, over = list[Evidence](), list[str]()
-    for claim, (name, manifest) in product(claims.values(), results.manifests.items()):
-        if claim.name not in manifest["claims"]:
-            continue
-        rows, scenarios = results.study(name, claim.table), by_role(results.scenarios(name).values())
-        own = {scenario: of_scenario(rows, scenario) for scenario in scenarios}
-        if claim.across:  # all scenarios as one, with the most cautious of their roles
-            role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
-            own = {Scenario(name, manifest["title"], role): rows}
-        places[claim.name, name] = list(own)
-        weighed += map(claim.weigh, own.values())
-        over += [generality(each, claim.words) for each in own.values()]
+    for claim, name in product(claims.values(), results.manifests):
+        if own := weighed_rows(claim, results, name):
+            places[claim.name, name] = list(own)
+            weighed += map(claim.weigh, own.values())
+            over += [generality(each, claim.words) for each in own.values()]
     findings, questions = iter(judged(weighed, over)), count(weighed)
     return [
         ClaimResult(
@@ -351,8 +346,19 @@ def judge(claims: Mapping[str, Claim], results: Results) -> list[ClaimResult]:
             questions,
         )
         for (name, study), scenarios in places.items()
-        if scenarios
     ]
+
+
+def weighed_rows(claim: Claim, results: Results, study: str) -> dict[Scenario, pd.DataFrame]:
+    """The rows on which a claim is weighed in each scenario of a study; none where the study does not list it."""
+    manifest = results.manifests[study]
+    if claim.name not in manifest["claims"]:
+        return {}
+    rows, scenarios = results.study(study, claim.table), by_role(results.scenarios(study).values())
+    if claim.across:  # all scenarios as one, with the most cautious of their roles
+        role = max((one.role for one in scenarios), key=list(Role).index, default=Role.BEYOND)
+        return {Scenario(study, manifest["title"], role): rows}
+    return {scenario: of_scenario(rows, scenario) for scenario in scenarios}
 
 
 def _missing(results: Results, study: str, scenario: Scenario, across: bool) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -23,6 +24,7 @@ from numdev.report.reading.frames import RUN, TRAINING, Results
 from numdev.report.reading.wording import PLAIN, Words, wording_of_study
 from numdev.report.studies import attention, training
 from numdev.results.claim import ClaimStatement, named
+from numdev.results.study import Study
 
 MOST_ENTRIES = 100
 """Entries of an axis that the chapter of a study lists."""
@@ -120,6 +122,21 @@ def _is_there(function: str) -> bool:
         return False
 
 
+def _is_judged(own: ClaimStatement) -> bool:
+    """Whether its function is there and takes what it states: the manifest of an earlier version may state other options."""
+    try:
+        signature(resolve_name(own.judge)).bind(None, **({"region": None} if own.is_bounded else {}), **own.options)
+    except (ImportError, AttributeError, TypeError):
+        return False
+    return True
+
+
+def planned_claims(study: Study) -> list[Claim]:
+    """The claims of a study that is to be measured, of which there need not be results."""
+    stated = named(study.name, study.claims)
+    return [CLAIMS[name] if own is None else claim_of(name, own) for name, own in stated.items() if own or name in CLAIMS]
+
+
 def own_plots(manifest: Mapping[str, Any]) -> dict[str, Plot]:
     """The figures of a study's manifest whose functions are there."""
     stated = manifest.get("figures") or {}
@@ -139,7 +156,7 @@ def _own_claims(results: Results, study: str) -> tuple[Claim, ...]:
     return tuple(
         claim_of(name, own, words, figure, _table(results, own.column), names)
         for name, own in statements.items()
-        if name not in CLAIMS or not own.judge or _is_there(own.judge)
+        if name not in CLAIMS or not own.judge or _is_judged(own)
     )
 
 

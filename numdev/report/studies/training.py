@@ -20,11 +20,7 @@ from matplotlib.figure import Figure
 
 from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import (
-    GROWS,
-    LARGER,
     MARGIN,
-    NO_LARGER,
-    NO_SMALLER,
     Evidence,
     NotMeasured,
     Question,
@@ -249,11 +245,7 @@ def _span(values: Sequence[Interval]) -> str:
     return low if len(values) == 1 else f"{low} to {high}"
 
 
-REGIONS = {"larger": LARGER, "no larger": NO_LARGER, "no smaller": NO_SMALLER, "2 to 5 times": Region(2.0, 5.0)}
-"""Of the ratio of two groups; low-precision training moves weights 2 to 5 times as much: Golden et al. 2024, abstract."""
-
-
-def weigh_growth(rows: pd.DataFrame) -> Evidence:
+def weigh_growth(rows: pd.DataFrame, region: Region) -> Evidence:
     """The difference between flash and baseline attention grows over training, by both metrics."""
     flash = of_group(_sound(rows), "flash")
     powers = {metric: {rung.name: rung.exponent(metric) for rung in flash} for metric in (LARGEST, WASSERSTEIN)}
@@ -265,10 +257,10 @@ def weigh_growth(rows: pd.DataFrame) -> Evidence:
     listed = "; ".join(f"of the {METRICS[metric]} {_listed(own)}" for metric, own in powers.items())
     sentence = f"The exponent of the step in the difference from baseline attention: {listed}.{left_out(*every)}{_stopped(flash)}"
     figure = f"max difference step^{largest}, Wasserstein step^{distance}{which}"
-    return Evidence(figure, sentence, tuple(Question(power, GROWS) for power in every))
+    return Evidence(figure, sentence, tuple(Question(power, region) for power in every))
 
 
-def weigh_times(rows: pd.DataFrame, of: str, to: str, is_: str, *, pooled: bool = False) -> Evidence:
+def weigh_times(rows: pd.DataFrame, region: Region, of: str, to: str, *, pooled: bool = False) -> Evidence:
     """At the last step, the Wasserstein distance of one group over that of another lies in a region.
 
     Each run of the first is compared with each of the second, or with all as one where they are `pooled`. Of lower precisions
@@ -289,10 +281,10 @@ def weigh_times(rows: pd.DataFrame, of: str, to: str, is_: str, *, pooled: bool 
     beside = ", ".join(f"{_span(list(times(metric, above).values()))} by {METRICS[metric]}" for metric in (LARGEST, SIZE))
     sentence = f"The {METRICS[WASSERSTEIN]} with {above[0].group.words} over that with {below[0].group.words}: "
     sentence += f"{_listed(times(WASSERSTEIN, above))}; {beside}.{left_out(*judged.values())}{idle}{rest}"
-    return Evidence(figure, sentence + _stopped([*above, *below]), tuple(Question(own, REGIONS[is_]) for own in judged.values()))
+    return Evidence(figure, sentence + _stopped([*above, *below]), tuple(Question(own, region) for own in judged.values()))
 
 
-def weigh_rate(rows: pd.DataFrame) -> Evidence:
+def weigh_rate(rows: pd.DataFrame, region: Region) -> Evidence:
     """Per step, flash attention moves weights no faster than other initial weights, and slower than lower precision."""
     every = _sound(rows)
     flash = of_group(every, "flash")
@@ -304,7 +296,7 @@ def weigh_rate(rows: pd.DataFrame) -> Evidence:
     short = {Group.FLASH.words: max(own.values(), key=_estimate)} | rest
     figure = "; ".join(f"{words} {significant(each.estimate)}" for words, each in short.items())
     sentence = f"Growth of the {METRICS[WASSERSTEIN]} per step, the slope of a straight line: {_listed(own | rest)}."
-    questions = tuple(Question(mean(each.dropna().tolist()), Region(high=0.0)) for each in excess)
+    questions = tuple(Question(mean(each.dropna().tolist()), region) for each in excess)
     return Evidence(f"{figure} per step", sentence, questions)
 
 

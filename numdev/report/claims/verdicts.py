@@ -97,7 +97,6 @@ class Region:
 
 GROWS = Region(low=TREND)  # of an exponent
 LARGER, ALIKE = Region(low=MARGIN), Region(1 / MARGIN, MARGIN)  # of a ratio
-NO_LARGER, NO_SMALLER = Region(high=MARGIN), Region(low=1 / MARGIN)  # alike, or beyond that
 ABOVE = Region(low=1.0)  # of the ratio of two that are put in order: an order needs no margin
 
 

@@ -150,7 +150,7 @@ def _filled(result: ClaimResult, text: str) -> str:
         figures[key] = next((one.figure for own, one in result.findings.items() if key == "main" or key in own.title), "unknown")
         if figures[key] in ("unknown", "not measured"):
             return ""
-    undecided = f" Undecided: “{result.claim.text}”." if result.word == Verdict.UNDECIDED.value else ""
+    undecided = f" Undecided: “{result.claim.text}”." if result.word.startswith(Verdict.UNDECIDED.value) else ""
     return text.format_map(figures) + undecided
 
 

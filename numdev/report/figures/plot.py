@@ -110,6 +110,7 @@ class Sketch:
     symbol: str = ""  # of x; with it every line states its exponent
     at: Mapping[float, str] = field(default_factory=dict)  # values of the metric that have a line, with words
     band: tuple[float, float] | None = None  # values of it between which there is a band
+    banded: bool = False  # whether each line has the band of its intervals, and no bars, though its points are few
 
     def selected(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows of the lines, scenarios by role and formats from the narrowest, with `VALUE` and `QUANTITY`."""
@@ -313,6 +314,7 @@ class _Scale:
     ends: tuple[float, float]
     at: Mapping[float, str]
     band: tuple[float, float] | None
+    is_banded: bool
 
     @staticmethod
     def of(values: Sequence[Interval | None], sketch: Sketch, room: float, from_ratio: float) -> _Scale:
@@ -323,7 +325,7 @@ class _Scale:
         least, most = min(reached, default=1.0), max(reached, default=1.0)
         is_log = 0 < from_ratio * least <= most and all(one.estimate >= 0 for one in known)
         ends = marks.around(positive, *marked, room=room) if is_log else (0.0, 1.0)
-        return _Scale(is_log, ends, sketch.at, sketch.band)
+        return _Scale(is_log, ends, sketch.at, sketch.band, sketch.banded)
 
 
 def _looks(lines: Mapping[Key, pd.DataFrame], selection: Shown, shades: Mapping[str, str]) -> list[_Look]:
@@ -362,7 +364,7 @@ def _lines(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], 
         look = looks[key]
         known = [(x, one) for x, one in cells.items() if one is not None and not _is_broken(one)]
         drawn = [(x, one) for x, one in known if one.estimate > 0 or not scale.is_log]
-        if len(cells) < _MOST_BARS:
+        if len(cells) < _MOST_BARS and not scale.is_banded:
             marks.line(axes, drawn, **look)
         elif drawn:
             across, values = zip(*drawn, strict=True)

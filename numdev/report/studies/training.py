@@ -1,7 +1,9 @@
 """Training runs beside their references: in what each differs, how far its weights go, claims on them, and Figures 7 and 8.
 
-Every difference is that of a run from its reference, of all weights together, by replicate. What claims compare is the difference
-at the last step, by the Wasserstein distance as in the source, unless they say otherwise.
+Every difference is that of a run from its reference, of all weights together, by replicate, by the Wasserstein distance as in the
+source unless a claim says otherwise. Differences grow at rates of their own until they saturate, so a ratio at one step says
+little of the next. A claim on a ratio has a horizon, the last part of the steps, and holds if the whole curve there lies in the
+region: at each step that has weights.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ from numdev.report.claims.verdicts import (
 from numdev.report.figures import marks
 from numdev.report.figures.plot import QUANTITY, draw
 from numdev.report.figures.theme import BLACK, CHANGE_COLOURS, GREY, TILED
-from numdev.report.reading.frames import ENTRY_ROLE, LABEL, RUN, TITLE, WHOLE, Results, of_scenario, ordered
-from numdev.report.statistics import Interval, mean, ratio, significant, slope
+from numdev.report.reading.frames import ENTRY_ROLE, LABEL, RUN, SCENARIO, TITLE, WHOLE, Results, of_scenario, ordered
+from numdev.report.statistics import Interval, mean, ratio, significant, slope, typical
 from numdev.report.studies import operation_words
 from numdev.results.store import EntryRole
 
@@ -120,6 +122,24 @@ class Rung:
         if not np.isfinite(here).all():
             raise Undecidable(f"{self.name}: {METRICS[metric]} is not finite at step {step}")
         return here
+
+    def horizon(self, since: float) -> list[int]:
+        """The steps with weights after a share of all steps, the last one at least."""
+        return sorted({int(step) for step in self.trained["step"] if step >= since * self.end} | {self.end})
+
+    def half_time(self) -> Interval:
+        """The step at which the Wasserstein distance reaches half of that at the last step, between steps on log axes.
+
+        A distance that grows in proportion to the steps gets there after half of them, and one that saturates sooner.
+        """
+        halves = []
+        for _, run in self.trained.sort_values("step").groupby("seed"):
+            own = run[run[WASSERSTEIN] > 0]
+            if len(own) and own["step"].iloc[-1] == self.end:
+                grown = np.maximum.accumulate(np.log(own[WASSERSTEIN].to_numpy(dtype=float)))
+                half = math.log(0.5 * own[WASSERSTEIN].iloc[-1])
+                halves.append(math.exp(np.interp(half, grown, np.log(own["step"].to_numpy(dtype=float)))))
+        return typical(halves)
 
     def exponent(self, metric: str) -> Interval:
         """The exponent of the step in a metric, over all steps after the first."""
@@ -229,6 +249,12 @@ def _stopped(every: Iterable[Rung]) -> str:
     return f" Runs that ended before the last step, and are left out: {listed}." if listed else ""
 
 
+def _halves(own: Iterable[Rung]) -> str:
+    """A sentence on when the distances of some runs saturate, but of those that were there before the first step."""
+    listed = {rung.name: half for rung in own if (half := rung.half_time()).estimate > 1}
+    return f" Half of the distance at the last step is reached at step {_listed(listed)}." if listed else ""
+
+
 _estimate = attrgetter("estimate")
 
 
@@ -255,13 +281,14 @@ def weigh_growth(rows: pd.DataFrame, region: Region) -> Evidence:
     largest, distance = (min(own.values(), key=_estimate).text() for own in powers.values())
     which = "" if len(flash) == 1 else f" (the slowest of {len(flash)} kernels)"
     listed = "; ".join(f"of the {METRICS[metric]} {_listed(own)}" for metric, own in powers.items())
-    sentence = f"The exponent of the step in the difference from baseline attention: {listed}.{left_out(*every)}{_stopped(flash)}"
+    sentence = f"The exponent of the step in the difference from baseline attention: {listed}.{_halves(flash)}"
+    sentence += f"{left_out(*every)}{_stopped(flash)}"
     figure = f"max difference step^{largest}, Wasserstein step^{distance}{which}"
     return Evidence(figure, sentence, tuple(Question(power, region) for power in every))
 
 
-def weigh_times(rows: pd.DataFrame, region: Region, of: str, to: str, *, pooled: bool = False) -> Evidence:
-    """At the last step, the Wasserstein distance of one group over that of another lies in a region.
+def weigh_times(rows: pd.DataFrame, region: Region, of: str, to: str, *, since: float = 1.0, pooled: bool = False) -> Evidence:
+    """From a share of the steps on, the Wasserstein distance of one group over that of another lies in a region at each step.
 
     Each run of the first is compared with each of the second, or with all as one where they are `pooled`. Of lower precisions
     FP16 is judged, where it was trained.
@@ -270,18 +297,32 @@ def weigh_times(rows: pd.DataFrame, region: Region, of: str, to: str, *, pooled:
     (above, idle), (below, rest) = (_acting(of_group(every, name)) for name in (of, to))
     groups = [below] if pooled else [[rung] for rung in below]
 
-    def times(metric: str, rungs: Iterable[Rung]) -> dict[str, Interval]:
-        ratios = [(one, group, over(one.at(metric), *(each.at(metric) for each in group))) for one in rungs for group in groups]
-        return {one.name if len(groups) == 1 else f"{one.name} over {group[0].name}": own for one, group, own in ratios}
+    def times(metric: str, rungs: Iterable[Rung], step: int | None = None) -> dict[str, Interval]:
+        pairs = [(one, group) for one in rungs for group in groups]
+        ratios = [over(one.at(metric, step), *(each.at(metric, step) for each in group)) for one, group in pairs]
+        names = [one.name if len(groups) == 1 else f"{one.name} over {group[0].name}" for one, group in pairs]
+        return dict(zip(names, ratios, strict=True))
 
     fp16 = [one for one in above if of == "precision" and one.has("numerics", "autocast_fp16")]
-    judged = times(WASSERSTEIN, fp16 or above)
-    name, most = max(judged.items(), key=lambda item: item[1].estimate)
-    figure = f"at most {most.text()} ({name})" if pooled and len(judged) > 1 else _span(list(judged.values()))
+    steps = above[0].horizon(since)
+    judged = {(name, step): own for step in steps for name, own in times(WASSERSTEIN, fp16 or above, step).items()}
+    (least, low), (most, high) = (end(judged.items(), key=lambda item: item[1].estimate) for end in (min, max))
+    figure = f"at most {high.text()}{_where(most, judged)}" if pooled else _span([*judged.values()])
     beside = ", ".join(f"{_span(list(times(metric, above).values()))} by {METRICS[metric]}" for metric in (LARGEST, SIZE))
-    sentence = f"The {METRICS[WASSERSTEIN]} with {above[0].group.words} over that with {below[0].group.words}: "
-    sentence += f"{_listed(times(WASSERSTEIN, above))}; {beside}.{left_out(*judged.values())}{idle}{rest}"
-    return Evidence(figure, sentence + _stopped([*above, *below]), tuple(Question(own, region) for own in judged.values()))
+    sentence = f"The {METRICS[WASSERSTEIN]} with {above[0].group.words} over that with {below[0].group.words} at the last step: "
+    sentence += f"{_listed(times(WASSERSTEIN, above))}; {beside}."
+    if steps[1:]:
+        ends = f"{low.text()}{_where(least, judged)} to {high.text()}{_where(most, judged)}"
+        sentence += f" At steps {', '.join(map(str, steps))} it is {ends}."
+    sentence += f"{_halves([*above, *below])}{left_out(*judged.values())}{idle}{rest}{_stopped([*above, *below])}"
+    return Evidence(figure, sentence, tuple(Question(own, region) for own in judged.values()))
+
+
+def _where(place: tuple[str, int], judged: Iterable[tuple[str, int]]) -> str:
+    """In parentheses, of which run and at which step a ratio is; nothing where there is one."""
+    names, steps = map(set, zip(*judged, strict=True))
+    words = [place[0]] * (len(names) > 1) + [f"step {place[1]}"] * (len(steps) > 1)
+    return f" ({', '.join(words)})" if words else ""
 
 
 def weigh_rate(rows: pd.DataFrame, region: Region) -> Evidence:
@@ -334,7 +375,7 @@ WORDS = operation_words(
     describe=lambda rows: f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else "",
     rules=(
         ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
-        ("is it as much as another? (ratio)", f"lies above {1 / MARGIN:.3f}", f"lies below {1 / MARGIN:.3f}"),
+        ("is it at least half as much as another? (ratio)", "lies above 0.5", "lies below 0.5"),
         ("is it 2 to 5 times as much? (ratio)", "lies between 2 and 5", "lies outside them"),
         ("is it no faster? (difference of growth per step)", "lies below 0", "lies above 0"),
         ("is it the same run? (largest difference)", "is 0", "is not 0"),
@@ -347,7 +388,7 @@ def _table(rows: pd.DataFrame) -> pd.DataFrame:
     every = [rung for scenario in ordered(rows) for rung in rungs(of_scenario(rows, scenario)) if rung.group is not Group.SHAM]
     tables = [own.trained.assign(run=own.name, group=own.group.words, is_last=own.trained["step"] == own.end) for own in every]
     tables = [table.assign(growth=table["seed"].map(own.rates())) for own, table in zip(every, tables, strict=True)]
-    return pd.concat(tables) if tables else rows.iloc[:0]
+    return pd.concat(tables) if tables else rows.iloc[:0].assign(run="", group="", is_last=False, growth=math.nan)
 
 
 _SHADES = {group.words: group.shade for group in Group}
@@ -359,13 +400,28 @@ def draw_weights(rows: pd.DataFrame) -> Figure:
     facet = [TITLE, QUANTITY] if rows[TITLE].nunique() > 1 else [QUANTITY]
     text, table = ("training steps", "difference from the weights of the reference"), _table(rows)
     shades = {run: _SHADES[group] for run, group in zip(table["run"], table["group"], strict=True)} if len(table) else {}
-    return draw(table, x="step", y=y, colour=["run"], facet=facet, text=text, shades=shades)
+    return draw(table, x="step", y=y, colour=["run"], facet=facet, text=text, shades=shades, banded=True)
+
+
+def draw_ratio(rows: pd.DataFrame) -> Figure:
+    """The Wasserstein distance of every run over that with flash attention, over the steps, by what differs."""
+    table = _table(rows)
+    table = table[table[WASSERSTEIN] > 0].assign(log=lambda own: np.log(own[WASSERSTEIN].astype(float)))
+    place = [SCENARIO, "seed", "step"]
+    flash = table[table["group"] == Group.FLASH.words].groupby(place)["log"].mean().rename("flash").reset_index()
+    table = table[table["group"] != Group.FLASH.words].merge(flash, on=place)
+    table = table.assign(ratio=np.exp(table["log"] - table["flash"]))
+    facet = [TITLE, "group"] if rows[TITLE].nunique() > 1 else ["group"]
+    shades = {run: _SHADES[group] for run, group in zip(table["run"], table["group"], strict=True)}
+    text = "training steps", "Wasserstein distance over that with flash attention"
+    how: dict[str, Any] = {"text": text, "shades": shades, "at": {1: ""}, "banded": True}
+    return draw(table, x="step", y={"ratio": "ratio"}, colour=["run"], facet=facet, **how)
 
 
 def draw_ladder(rows: pd.DataFrame) -> Figure:
     """The Wasserstein distance of every run at the last step, and how fast it grows, a row for each run."""
     table = _table(rows)
-    table = table[table["is_last"]] if len(table) else table
+    table = table[table["is_last"]]
     y = {"At the last step": WASSERSTEIN, "Growth per step": "growth"}
     facet = [TITLE, QUANTITY] if rows[TITLE].nunique() > 1 else [QUANTITY]
     text = "", "Wasserstein distance of all weights from those of the reference"

@@ -69,7 +69,7 @@ def test_what_is_undecided_is_no_finding_of_the_first_page(tmp_path: Path, law: 
     assert (claim.word != "undecided") is is_decided
     sentence = context([Part(results, [claim])])["highlights"][0]["sentence"]
     assert "part from those of the same model" in sentence
-    assert ("Undecided: “The weights with flash attention and with baseline" in sentence) is not is_decided
+    assert ("Undecided: “From the first step to the last, the weights with flash" in sentence) is not is_decided
 
 
 def test_the_document_has_its_sections_and_tells_no_internal_name(made: tuple[Path, dict[str, Any]]) -> None:

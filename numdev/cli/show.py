@@ -144,12 +144,16 @@ def power(study: Study, store: Store, stated: Pilot | None) -> None:
         return
     results = load(store, [study.name]) if study.name in store.studies() else None
     seeds = Counter((point.scenario, *point.labels.values()) for point in study.points).most_common(1)[0][1]
-    table = Table(title=f"What {seeds} replicates can decide", title_justify="left", show_lines=True)
+    note = "In parentheses by the upper 80 % confidence limit of the pilot's spread, else by that of 50 %. All are lower bounds."
+    table = Table(title=f"What {seeds} replicates can decide", title_justify="left", show_lines=True, caption=note)
     for name, width in (("claim", 4), ("pilot", 4), (f"decided with {seeds}", 2), (f"replicates for {POWER:.0%}", 2)):
         table.add_column(name, ratio=width, overflow="fold")
     for one in prospects(claims, study.name, seeds, results, stated):
-        chance = f"{one.verdict.value}: {'over' if one.power > 0.99 else 'at least'} {min(one.power, 0.99):.0%}"
-        cells = [one.pilot, chance, str(one.needed or f"more than {MOST:,}")] if one.pilot else ["none", "unknown", "unknown"]
+        both = one.likely, one.cautious
+        likely, cautious = ("> 99%" if chance.power > 0.99 else f"{chance.power:.0%}" for chance in both)
+        needed, most = (f"{chance.needed:,}" if chance.needed <= MOST else f"> {MOST:,}" for chance in both)
+        cells = [one.pilot, f"{one.verdict.value}: {likely} ({cautious})", f"{needed} ({most})"]
+        cells = cells if one.pilot else ["none", "unknown", "unknown"]
         table.add_row(one.claim, *([one.pilot, "seen, not inferred", "1"] if one.is_seen else cells))
     console.print(table)
     sources = [f"the records of {study.name} in {store.path}"] if results else []

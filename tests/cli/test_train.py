@@ -165,7 +165,7 @@ class TestCommand:
         before = numdev(*dry, "seeds=6")
         assert before.code == 0, before.err
         rows = cells(before.out)
-        assert rows["One last place moves the weights little"] == ["0.10 [0.06, 0.17]", "holds: over 99%", "4"]
+        assert rows["One last place moves the weights little"] == ["0.10 [0.06, 0.17]", "holds: > 99% (> 99%)", "4 (4)"]
         assert rows["The reference, trained again, has the same weights to the bit"] == ["none", "unknown", "unknown"]
         assert "pilot: a paper (8 replicates), as the study's file states" in before.out
         assert not Path("r").exists()

@@ -1,9 +1,10 @@
 """Power: with which probability planned replicates decide a claim, by what a pilot has shown, and how many would.
 
-Replicates of a figure are taken as normal, on the scale of its interval, with the mean of the pilot. Their spread is the upper
-80 % confidence limit of the pilot's (Browne 1995, Statistics in Medicine 14, 1933), since of few replicates the spread itself is
-too small in half of all pilots. Then n replicates put the figure on its side of a bound, at level alpha, with the probability
-that a noncentral t of n - 1 degrees of freedom and noncentrality `distance sqrt(n) / spread` exceeds the quantile of Student's t.
+Replicates of a figure are taken as normal, on the scale of its interval, with the mean of the pilot. Their spread is an upper
+confidence limit of the pilot's (Browne 1995, Statistics in Medicine 14, 1933): that of 50 %, which is as likely too small as too
+large, and that of 80 % to be cautious. Then n replicates put the figure on its side of a bound, at level alpha, with the
+probability that a noncentral t of n - 1 degrees of freedom and noncentrality `distance sqrt(n) / spread` exceeds the quantile of
+Student's t.
 
 Where several tests have to succeed, the probability is at least 1 minus the sum of those with which each fails, whatever the
 dependence between them. Of a claim these are the tests of its values, or to show that it fails that of one value at alpha / m.
@@ -17,7 +18,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from typing import NamedTuple
 
 from numdev.report.claims.verdicts import ALPHA, Claim, Evidence, Question, Verdict, weighed_rows
 from numdev.report.reading.frames import Results
@@ -29,7 +31,15 @@ POWER = 0.9
 """The probability of a decision with which replicates are called enough."""
 MOST = 1000
 """Beyond so many replicates no number is named."""
-_LIMIT = 0.8  # confidence in the spread
+LIKELY, CAUTIOUS = 0.5, 0.8
+"""Confidence in the spread."""
+
+
+class Chance(NamedTuple):
+    """How likely a decision is with the planned replicates, and how many make it as likely as `POWER`."""
+
+    power: float = 0.0
+    needed: int = MOST + 1  # which stands for more, and for what is not known
 
 
 @dataclass(frozen=True)
@@ -39,18 +49,18 @@ class Prospect:
     claim: str  # its sentence
     pilot: str  # the figure of the pilot; empty where there is none
     verdict: Verdict = Verdict.UNDECIDED
-    power: float = 0.0  # with the planned replicates
-    needed: int | None = None  # replicates for `POWER`; None where `MOST` are too few, or nothing is known
+    likely: Chance = Chance()
+    cautious: Chance = Chance()
     is_seen: bool = False  # whether nothing is inferred, so that one replicate is enough
 
 
-def pilot_spread(share: Share) -> float:
+def pilot_spread(share: Share, confidence: float) -> float:
     """The upper limit of the standard deviation of replicates; infinite from one alone, 0 where all are equal."""
     from scipy.special import chdtri  # late, as all of scipy
 
     if not 0 < share.error < math.inf:
         return share.error
-    factor = math.sqrt(share.freedom / float(chdtri(share.freedom, _LIMIT)))
+    factor = math.sqrt(share.freedom / float(chdtri(share.freedom, confidence)))
     return share.error * math.sqrt(share.freedom + 1) * factor
 
 
@@ -62,21 +72,22 @@ def reach(distance: float, spread: float, count: int, alpha: float) -> float:
         return float(math.isinf(distance))
     if spread == 0:
         return float(Share(0.0, 0.0, count - 1).p(distance) < alpha)
-    noncentrality = distance * math.sqrt(count) / spread
-    return float(1 - nctdtr(count - 1, noncentrality, stdtrit(count - 1, 1 - alpha / 2)))
+    noncentrality, quantile = distance * math.sqrt(count) / spread, float(stdtrit(count - 1, 1 - alpha / 2))
+    missed = float(nctdtr(count - 1, noncentrality, quantile))
+    return float(noncentrality > quantile) if math.isnan(missed) else 1 - missed  # NaN at some of more than 30
 
 
 def _all(each: Sequence[float]) -> float:
     return max(0.0, 1 - math.fsum(1 - one for one in each))
 
 
-def _of_question(question: Question, count: int, alpha: float) -> float:
+def _of_question(question: Question, count: int, alpha: float, confidence: float) -> float:
     """The probability that a value is shown to lie on the side of each bound on which the pilot has it."""
     value, region = question.value, question.region
     bounds = [value.scaled(bound) for bound in (region.low, region.high)]
     inside = _is_inside(question)
     tests = [
-        reach(abs(share.mean - bound), pilot_spread(share), count, alpha)
+        reach(abs(share.mean - bound), pilot_spread(share, confidence), count, alpha)
         for share in value.shares
         for bound in (bounds if inside else [bounds[0] if share.mean <= bounds[0] else bounds[1]])
     ]
@@ -87,12 +98,12 @@ def _is_inside(question: Question) -> bool:
     return question.region.low < question.value.estimate < question.region.high
 
 
-def decided(evidence: Evidence, count: int, alpha: float) -> float:
+def decided(evidence: Evidence, count: int, alpha: float, confidence: float) -> float:
     """A lower bound of the probability that `count` replicates decide a claim, the way its pilot points, at level alpha."""
     own = [question for question in evidence.questions if not question.is_condition]
     if outside := [question for question in own if not _is_inside(question)]:
-        return max(_of_question(question, count, alpha / len(own)) for question in outside)
-    return _all([_of_question(question, count, alpha) for question in evidence.questions])
+        return max(_of_question(question, count, alpha / len(own), confidence) for question in outside)
+    return _all([_of_question(question, count, alpha, confidence) for question in evidence.questions])
 
 
 def prospects(
@@ -107,23 +118,28 @@ def prospects(
     questions = len(known) + sum(claim.region is not None for place, (claim, _) in enumerate(pilots) if place not in known)
 
     @cache
-    def powers(count: int) -> dict[int, float]:
+    def powers(count: int, confidence: float) -> dict[int, float]:
         """By place; the claim that is decided k-th best needs alpha / (questions - k + 1) if all before it are decided."""
-        first = {place: decided(pilots[place][1], count, ALPHA / questions) for place in known}
+        first = {place: decided(pilots[place][1], count, ALPHA / questions, confidence) for place in known}
         lost, power = 0.0, dict[int, float]()
         for rank, place in enumerate(sorted(known, key=lambda place: -first[place])):
-            lost += 1 - decided(pilots[place][1], count, ALPHA / (questions - rank))
+            lost += 1 - decided(pilots[place][1], count, ALPHA / (questions - rank), confidence)
             power[place] = max(first[place], 1 - lost)
         return power
 
     def of(place: int, claim: Claim, pilot: Evidence) -> Prospect:
         if place not in known:
             return Prospect(claim.text, pilot.figure, pilot.seen or Verdict.UNDECIDED, is_seen=pilot.seen is not None)
-        counts = range(2, MOST + 1)
-        least = bisect_left(counts, POWER, key=lambda count: powers(count)[place])
-        holds = all(map(_is_inside, pilot.questions))
-        power, needed = powers(seeds)[place] if seeds > 1 else 0.0, counts[least] if least < len(counts) else None
-        return Prospect(claim.text, pilot.figure, Verdict.HOLDS if holds else Verdict.FAILS, power, needed)
+        verdict = Verdict.HOLDS if all(map(_is_inside, pilot.questions)) else Verdict.FAILS
+
+        def power(count: int, confidence: float) -> float:
+            return powers(count, confidence)[place] if count > 1 else 0.0
+
+        likely, cautious = (
+            Chance(power(seeds, limit), bisect_left(range(MOST + 1), POWER, key=partial(power, confidence=limit)))
+            for limit in (LIKELY, CAUTIOUS)
+        )
+        return Prospect(claim.text, pilot.figure, verdict, likely, cautious)
 
     return [of(place, claim, pilot) for place, (claim, pilot) in enumerate(pilots)]
 

@@ -59,7 +59,9 @@ class RunConfig:
     results: str = setting("results", "folder of the records")
     fresh: bool = setting(False, "measure again what is there")
     metrics: str = setting("chief", "what a point prints: chief, or all for every metric of every output")
-    dry_run: bool = setting(False, "count points and memory; measure and write nothing")
+    dry_run: bool = setting(
+        False, "count points and memory, and say what a study of training can decide; measure and write nothing"
+    )
     study: StudyConfig | None = None
     shard: int = setting(0, "measure this part of a study, of `shards` parts")
     shards: int = setting(1, "parts of the study", "count")

@@ -237,7 +237,9 @@ def load(store: Store, studies: Sequence[str] | None = None, *, kind: str | None
             columns |= {column.name: column for column in record.primary}
             columns |= {f"{COUNTER}{column.name}": column for column in record.columns.get(COUNTERS, ())}
             facts |= dict.fromkeys(record.facts)
-            environments += [one.environment for one in records if one.environment not in environments]
+            for each in records:
+                if each.environment not in environments:
+                    environments.append(each.environment)
             scenario = scenarios[point["scenario"]]
             place = {"study": name, SCENARIO: scenario.name, "key": record.key, TITLE: scenario.title, ROLE: scenario.role.value}
             place |= {STANDS_FOR: scenario.stands_for} if scenario.stands_for else {}

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from numdev.report.claims.verdicts import Finding, Region, Verdict, judge
 from numdev.report.reading.frames import TRAINING, Results, load
-from numdev.report.studies.registry import CLAIMS, FIGURES
+from numdev.report.studies.registry import CLAIMS, FIGURES, claims_of
 from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, rungs, weigh_times
 from numdev.results.store import Store
 from tests.report.printed import assert_apart, assert_inside, assert_legible, written
@@ -184,7 +184,21 @@ def test_replicates_that_are_points_are_read_as_one_point_was(tmp_path: Path) ->
         ours, theirs = (one.study("fig8", table).drop(columns=["key", "seconds"], errors="ignore") for one in (joined, whole))
         pd.testing.assert_frame_equal(ours, theirs)
     assert not joined.missing
+    assert joined.environments == whole.environments
     assert joined.points["seeds"].tolist() == [3] * len(ladder())
+
+
+def test_results_of_an_earlier_version_are_judged_by_the_claims_of_this_one(tmp_path: Path) -> None:
+    """Whose manifest states other options of the same function."""
+    results = load(stored(tmp_path, ladder(), claims=("fig8",)), kind=TRAINING)
+    judge_of = "numdev.report.studies.training:weigh_times"
+    earlier = {"claim": "So", "judge": judge_of, "options": {"of": "flash", "to": "init", "is_": "no larger", "pooled": True}}
+    results.manifests["fig8"]["stated_claims"] = {"fig8": earlier}
+    assert claims_of(results)["fig8"] is CLAIMS["fig8"]
+    own = {"claim": "So", "judge": judge_of, "below": 0.01, "options": {"of": "flash", "to": "init"}}
+    results.manifests["fig8"]["stated_claims"] = {"fig8": own}
+    (found,) = judge(claims_of(results), results)[0].findings.values()
+    assert found.verdict is FAILS, "by its own bound"
 
 
 def test_a_record_that_is_gone_leaves_the_verdict_partial(tmp_path: Path) -> None:

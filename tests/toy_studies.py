@@ -88,6 +88,12 @@ def studies() -> list[Study]:
         toy("long", ("uniform", "normal", "kernel_uniform"), LENGTHS, {"attention": "tiled"}),
         *(toy(name, axes=by_setting | SRAM, base=TILES) for name in ("fig6a", "fig6b", "fig6c")),
         toy("fa3_table3", tuple(EXPANDER.composer.study("fa3_table3")["scenarios"]), base=TILES),
+        toy(
+            "fp8",
+            ("normal",),
+            {"problem.n": [128, 16384]},
+            {"tiling.bc": 128, "problem.queries": 4, "problem.heads": 1, "problem.head_dim": 32},
+        ),
         toy("sign", ("uniform", "normal"), {"precision": ["bf16", "kernel_bf16"]}),
         validate(),
         kernels(),

@@ -76,6 +76,7 @@ from .results.store import Store as Store
 from .results.study import Study as Study
 from .results.study import StudyPoint as StudyPoint
 from .training.attend import attend as attend
+from .training.doctor import doctor as doctor
 from .training.recorders import capture as capture
 from .training.recorders import shadow as shadow
 

@@ -61,7 +61,7 @@ def parsed(
         SystemExit: with 2 where one is missing or has no such value, with 0 after `--help`.
     """
     form: Any = RawDescriptionHelpFormatter
-    usage = " ".join([prog, *map(str.upper, places), "[setting=value ...]"])
+    usage = " ".join([prog, *map(str.upper, places), *["[setting=value ...]"] * bool(settings)])
     parser = _Parser(prog, usage, *about, formatter_class=form, allow_abbrev=False)
     for name, text in places.items():
         parser.add_argument(name, metavar=name.upper(), help=text)

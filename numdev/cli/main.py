@@ -25,6 +25,8 @@ which step and which number format cause it
   numdev compare A B [tolerance=1.1]    what changed between two results folders
   numdev certify KERNEL [...]           whether a kernel is as accurate as its
                                         formats permit, and which step errs
+  numdev doctor WHAT                    whether attention caused a loss spike of a
+                                        training run of one's own
   numdev speed   [study=NAME ...]       time, memory, traffic, and deviation
   numdev train   [study=fig7 ...]       models trained with fast and with plain
                                         attention: how far their weights differ
@@ -40,20 +42,21 @@ Exit code:
        point of a study ended in an error, and at least one has figures: the
        summary lists the unsupported ones
     1  a point ended in an error, or, asked for by itself, out of memory;
-       compare found a regression; certify: FAIL; report: every point failed
+       compare found a regression; certify: FAIL; report: every point failed;
+       doctor: exact attention removes the spike
     2  a setting cannot be used, or results cannot be written (a full disk);
        compare could test nothing
     3  a point asked for by itself is unsupported, as attention=triton is
        without a GPU; so is every point of a study; a kernel refuses every
        input of certify
-    4  certify: INCONCLUSIVE, more seeds would decide
+    4  certify: INCONCLUSIVE, more seeds would decide; doctor: undecided
     5  an output is NaN or Inf where the exact one is finite, 0 everywhere, or
        of another shape, dtype or device; report, compare: results hold such;
        certify: the kernel raises, or returns another shape, dtype or device
   130  Ctrl-C; the same command continues
 A sweep ends with the first of 2, 1, 5, 3, 0 that one of its jobs ended with."""
 
-COMMANDS = ("certify", "compare", "map", "measure", "paper", "report", "speed", "studies", "train")
+COMMANDS = ("certify", "compare", "doctor", "map", "measure", "paper", "report", "speed", "studies", "train")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -90,7 +93,7 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "--version":
         print(f"numdev {package_version()}")
         return 0
-    if command in ("certify", "compare"):
+    if command in ("certify", "compare", "doctor"):
         code: int = import_module(f"numdev.cli.{command}").run(rest)
         return code
     if command == "studies":

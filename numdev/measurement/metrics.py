@@ -429,7 +429,7 @@ class Direction:
             return Direction(None, matrices.new_zeros(len(matrices), sample.shape[-1]), nothing, nothing)
         matrices = shifted(matrices, -math.frexp(largest)[1])  # now no square overflows, and only negligible ones underflow
         energy = matrices.square().sum((-2, -1))
-        top, vectors = _top(matrices)
+        top, vectors = largest_singular(matrices)
         return Direction((matrices / math.sqrt(float(energy.sum()))).reshape(-1), vectors, energy, top)
 
     def after(self, before: Direction | None) -> dict[str, float]:
@@ -449,7 +449,7 @@ class Direction:
         return figures
 
 
-def _top(matrices: Float[Tensor, "heads tokens dim"]) -> tuple[Tensor, Tensor]:
+def largest_singular(matrices: Float[Tensor, "heads tokens dim"]) -> tuple[Tensor, Tensor]:
     """The square of the largest singular value of each matrix, and its right singular vector."""
     wide = matrices.shape[-1] > matrices.shape[-2]
     gram = matrices @ matrices.mT if wide else matrices.mT @ matrices

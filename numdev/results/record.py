@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Enum, StrEnum
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any, TypedDict
 
 from numdev.errors import StoreError
@@ -262,6 +263,21 @@ def student_quantile(confidence: float, freedom: int) -> float:
 
     quantile: Callable[[int, float], Any] = stdtrit
     return float(quantile(freedom, 0.5 + confidence / 2))
+
+
+WINDOW, FACTOR = 40, 7.0
+_NORMAL = 1.4826  # 1 / 0.6745, the upper quartile of the standard normal distribution
+
+
+def spike_limit(ordinary: Sequence[float], window: int = WINDOW, factor: float = FACTOR) -> float:
+    """The loss above which a step spikes after ordinary ones; infinite before there are as many as the window has.
+
+    `factor` standard deviations above the median of the window, by the median absolute deviation.
+    """
+    if len(ordinary) < window:
+        return math.inf
+    middle = median(ordinary[-window:])
+    return middle + factor * _NORMAL * median(abs(value - middle) for value in ordinary[-window:])
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -10,12 +10,13 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from numdev.attention.base import Backward, Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.base import Attention, Backward, Gradients, Implementation, group_heads, softmax_scale
 from numdev.attention.differentiable import uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -55,12 +56,25 @@ class Watch:
         relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
         return torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()))
 
-    def largest(self, name: str, x: Tensor) -> None:
-        """Note the largest |x|."""
+    def forward(self, exact: ExactCall, s: Tensor, error: Tensor) -> None:
+        """Note the scores of a call, in the format of S, and the error of its O."""
+        self._largest("logit", exact.without(s, 0.0))
+        tied = exact.tied(s)
+        self._largest("deviation", error)
+        self._add(tied=tied.sum(), rows=float(tied.numel()), error=error.square().sum(), out=exact.out.square().sum())
+
+    def delta(self, exact: ExactCall, error: Tensor) -> None:
+        """Note the error of the delta of a call."""
+        self._add(biased=error.sum(), delta=exact.delta.abs().sum())
+
+    def dq(self, exact: ExactCall, error: Tensor) -> None:
+        """Note the error of the dQ of a call."""
+        self._add(dq_error=error.square().sum(), dq=exact.dq.square().sum())
+
+    def _largest(self, name: str, x: Tensor) -> None:
         self._of[name].copy_(torch.maximum(self._of[name], x.abs().amax().double()))
 
-    def add(self, **totals: Tensor | float) -> None:
-        """Add to sums."""
+    def _add(self, **totals: Tensor | float) -> None:
         for name, total in totals.items():
             self._of[name].add_(total)
 
@@ -81,15 +95,13 @@ class Watched:
             return self.attention.attend(q, k, v, mask, scale)
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone
         with torch.no_grad(), uncast(q):
-            exact = _Exact(self.watch, (q, k, v), mask, softmax_scale(q, scale))
+            exact = ExactCall(self.watch, (q, k, v), mask, softmax_scale(q, scale))
         if isinstance(self.attention, Backward):
             out = self.attention.attend(q, k, v, mask, scale, exact.compare_delta)
         else:
             out = self.attention.attend(q, k, v, mask, scale)
         with torch.no_grad(), uncast(q):
-            primal = self.attention.primal  # one without a policy is taken for a kernel, which holds S in FP32
-            policy: Precision = primal.precision if isinstance(primal, Implementation) else Precision.kernel(primal.format)
-            exact.compare(q, k, out, policy)
+            exact.compare(q, k, out, policy_of(self.attention.primal))
         if out.requires_grad:
             out.register_hook(exact.take)
         if q.requires_grad:
@@ -97,63 +109,74 @@ class Watched:
         return out
 
 
-class _Exact:
+def policy_of(forward: Attention) -> Precision:
+    """The policy of a forward pass; one without is taken for a kernel, which holds S in FP32."""
+    policy: Precision = forward.precision if isinstance(forward, Implementation) else Precision.kernel(forward.format)
+    return policy
+
+
+class Observer(Protocol):
+    """Learns of a call of attention: of tensors `[batch, kv_heads, group, rows, ...]`, all on the device."""
+
+    def forward(self, exact: ExactCall, s: Tensor, error: Tensor) -> None: ...
+    def delta(self, exact: ExactCall, error: Tensor) -> None: ...
+    def dq(self, exact: ExactCall, error: Tensor) -> None: ...
+
+
+class ExactCall:
     """One call of attention in FP64: `P = softmax(scale Q K^T)`, `O = P V`; then `delta = rowsum(dO * O)` and
     `dQ = scale (P * (dO V^T - delta)) K`. Heads that share a KV head are grouped.
     """
 
-    def __init__(self, watch: Watch, inputs: tuple[Tensor, Tensor, Tensor], mask: Mask, factor: float) -> None:
-        self._watch, self._factor, self._kv_heads = watch, factor, inputs[1].shape[1]
+    def __init__(self, observer: Observer, inputs: tuple[Tensor, Tensor, Tensor], mask: Mask, factor: float) -> None:
+        self._observer, self._factor, self._kv_heads = observer, factor, inputs[1].shape[1]
         q, k, v = (x.detach().double() for x in inputs)
         self._k, self._v = (mask.without_padding(x)[:, :, None] for x in (k, v))
         rows, keys = q.shape[-2], k.shape[-2]
         seen = mask.visible(rows, keys, (0, rows), (0, keys), q.device)
         self._hidden = None if seen is None else ~seen[:, :, None]
         s = (self._grouped(q) @ self._k.mT).mul_(factor)
-        p = self._without(s, float("-inf")).softmax(-1)
-        self._p = p if self._hidden is None else p.masked_fill_(self._hidden, 0.0)  # NaN in rows that see nothing
-        self._out = self._p @ self._v
-        self._dq = self._delta = torch.empty(0)
+        p = self.without(s, float("-inf")).softmax(-1)
+        self.p = p if self._hidden is None else p.masked_fill_(self._hidden, 0.0)  # NaN in rows that see nothing
+        self.out = self.p @ self._v
+        self.dq = self.delta = torch.empty(0)
 
     def compare(self, q: Tensor, k: Tensor, out: Tensor, policy: Precision) -> None:
         """Note the scores as a policy rounds them, and how far O deviates."""
         steps = Steps.of(policy, q.shape[-2])
         steps.at(0, 0, 0)
         q, k = self._grouped(q.detach().to(policy.carrier)), k.detach().to(policy.carrier)[:, :, None]
-        s = steps.scores(q, k.mT, self._factor)
-        self._watch.largest("logit", self._without(s, 0.0))
-        s = self._without(s, float("-inf"))
-        most = s.amax(-1, keepdim=True)
-        tied = ((s == most) & (most > float("-inf"))).sum(-1) > 1
-        error = self._grouped(out.detach().double()).sub(self._out)
-        self._watch.largest("deviation", error)
-        self._watch.add(tied=tied.sum(), rows=float(tied.numel()), error=error.square().sum(), out=self._out.square().sum())
+        self._observer.forward(self, steps.scores(q, k.mT, self._factor), self._grouped(out.detach().double()).sub(self.out))
 
     @torch.no_grad()
     def take(self, do: Tensor) -> None:
         """The gradient of O, of which the others follow."""
         do = self._grouped(do.double())
-        delta = (do * self._out).sum(-1, keepdim=True)
-        ds = (do @ self._v.mT).sub_(delta).mul_(self._p)
-        self._dq, self._delta = (self._without(ds, 0.0) @ self._k).mul_(self._factor), delta
-        self._p = self._out = torch.empty(0)  # what is held until backward is held no longer
+        self.delta = (do * self.out).sum(-1, keepdim=True)
+        ds = (do @ self._v.mT).sub_(self.delta).mul_(self.p)
+        self.dq = (self.without(ds, 0.0) @ self._k).mul_(self._factor)
+        self.p = self.out = torch.empty(0)  # what is held until backward is held no longer
 
     @torch.no_grad()
     def compare_delta(self, gradients: Gradients) -> None:
-        """Note the bias of delta."""
+        """Note the error of delta."""
         if gradients.delta is not None:
-            error = self._grouped(gradients.delta.double()[..., None]).sub(self._delta)
-            self._watch.add(biased=error.sum(), delta=self._delta.abs().sum())
+            self._observer.delta(self, self._grouped(gradients.delta.double()[..., None]).sub(self.delta))
 
     @torch.no_grad()
     def compare_dq(self, dq: Tensor) -> None:
         """Note how far dQ deviates."""
-        error = self._grouped(dq.double()).sub(self._dq)
-        self._watch.add(dq_error=error.square().sum(), dq=self._dq.square().sum())
+        self._observer.dq(self, self._grouped(dq.double()).sub(self.dq))
+
+    def tied(self, s: Tensor) -> Tensor:
+        """Whether the largest score of a row occurs more than once."""
+        s = self.without(s, float("-inf"))
+        most = s.amax(-1, keepdim=True)
+        return ((s == most) & (most > float("-inf"))).sum(-1) > 1
+
+    def without(self, x: Tensor, value: float) -> Tensor:
+        """Entries that no row sees replaced."""
+        return x if self._hidden is None else x.masked_fill(self._hidden, value)
 
     def _grouped(self, x: Tensor) -> Tensor:
         return group_heads(x, self._kv_heads)
-
-    def _without(self, x: Tensor, value: float) -> Tensor:
-        """Entries that no row sees replaced."""
-        return x if self._hidden is None else x.masked_fill(self._hidden, value)

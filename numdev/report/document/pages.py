@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 from numdev.report.document.context import Part, context
 from numdev.report.document.export import TEMPLATES, summarise
 from numdev.report.document.tables import place
-from numdev.report.figures.marks import Dot, draw_rows, page, swatch
-from numdev.report.figures.theme import BLUE, MEANINGS, freeze, styled, to_svg
+from numdev.report.figures.marks import DASHED, Dot, draw_rows, page, swatch
+from numdev.report.figures.theme import BLUE, GREY, MEANINGS, freeze, styled, to_svg
 from numdev.report.reading.frames import places_of
 from numdev.report.statistics import Interval
 
@@ -173,4 +173,34 @@ def _ratios(certificate: Mapping[str, Any]) -> Figure:
     axes.set_xlabel("RMSE over what the policy permits")
     if len(shades) > 1:
         axes.legend(handles=list(map(swatch, shades.values())), labels=list(shades), loc="lower right")
+    return freeze(figure)
+
+
+def write_diagnosis(diagnosis: Mapping[str, Any]) -> bytes:
+    """The page of a loss spike, from what `diagnosis.json` holds."""
+    caption = "The loss of the run, and of the same steps replayed"
+    replays = diagnosis["replays"]
+    svg = to_svg(_losses(diagnosis), caption, f"{caption}. {diagnosis['sentence']}") if replays else b""
+    columns = list(diagnosis["heads"][0]) if diagnosis["heads"] else []
+    data = {**diagnosis, "columns": columns, "caption": caption, "svg": Markup(inline(svg.decode(), "doctor")) if svg else ""}
+    return _rendered("doctor.html", data)
+
+
+@styled()
+def _losses(diagnosis: Mapping[str, Any]) -> Figure:
+    """The losses by step, a gap where one is not finite: the run, exact attention, and in grey everything else."""
+    figure, shades = page(2.6), {"the run": BLUE, "exact attention": MEANINGS["fp64"]}
+    axes = figure.subplots()
+    for replay in reversed(diagnosis["replays"]):
+        losses = [math.nan if loss is None else loss for loss in replay["losses"]]
+        steps, shade = range(diagnosis["first"], diagnosis["first"] + len(losses)), shades.get(replay["title"], GREY)
+        axes.plot(steps, losses, color=shade, linewidth=1.4 if replay["title"] in shades else 0.5)
+    axes.axvline(diagnosis["spike"], **DASHED)
+    everything = [loss for replay in diagnosis["replays"] for loss in replay["losses"] if loss is not None]
+    if everything and min(everything) > 0 and max(everything) > 20 * min(everything):
+        axes.set_yscale("log")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    shown = {**shades, "other replays": GREY}
+    axes.legend(handles=[swatch(shade, "", linestyle="-") for shade in shown.values()], labels=list(shown))
     return freeze(figure)

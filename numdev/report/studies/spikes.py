@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy.stats import median_abs_deviation
 
 from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Question, Region, Undecidable
@@ -34,9 +33,8 @@ from numdev.report.figures.plot import draw
 from numdev.report.reading.frames import LABEL, SCENARIO
 from numdev.report.statistics import Floats, Interval, mean, ratio
 from numdev.report.studies import TEXTS
+from numdev.results.record import FACTOR, WINDOW, spike_limit
 
-WINDOW, FACTOR = 40, 7.0
-_NORMAL = 1.4826  # 1 / 0.6745, the upper quartile of the standard normal distribution
 BEFORE, AFTER = 20, 5  # steps around a spike that are shown
 FIGURES: dict[str, str] = TEXTS["watched"]
 """The figures of attention in a step, as a reader knows them."""
@@ -54,9 +52,7 @@ def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FA
     is_open = False
     for place, value in enumerate(values):
         before = ordinary[-window:]
-        has_range, limit = len(before) == window, np.inf
-        if has_range:
-            limit = float(np.median(before)) + factor * _NORMAL * float(median_abs_deviation(before))
+        has_range, limit = len(before) == window, spike_limit(before, window, factor)
         if value <= limit and (has_range or np.isfinite(value)):
             ordinary.append(value)
             is_open = False

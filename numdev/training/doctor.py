@@ -1,0 +1,419 @@
+"""Whether attention caused a loss spike: the steps before it are replayed with exact attention, and with its steps exact in turn.
+
+A loop over a doctor's batches is a loop over the user's, until the loss spikes. Then the doctor restores a checkpoint and yields
+the same batches again, once for each question, with another attention under the model: the body of the loop replays itself. What
+the body does need not be known, but all that it changes must be restored: the model, what `state` lists, and torch's random
+numbers. Whether that is all is the first question, asked with the attention that the model ran on.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import math
+import pickle
+import warnings
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+from numdev.arithmetic.formats import FP64, format_of
+from numdev.attention.base import Backward
+from numdev.attention.emulation import gradients_emulation_of
+from numdev.attention.exact import ExactBackward
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.tiled import Tiled, TiledBackward
+from numdev.attention.tiling import Tiling
+from numdev.errors import BadInput
+from numdev.results.record import WINDOW, spike_limit, write_atomically
+from numdev.results.store import pack
+from numdev.training.attend import Variant
+from numdev.training.heads import HeadLog, Place
+from numdev.training.state import moved
+from numdev.training.watch import policy_of
+
+_AFTER = 5  # steps that follow a spike, and steps before it from which on a replay may spike
+_SHOWN = 5  # heads
+RUN, AGAIN, NUDGED = "the run", "the same attention", "the same attention, one weight moved by a last place"
+EXACT, ALONE, EMULATED = "exact attention", "exact attention in the head that errs most", "tiled emulation of the attention"
+STEP = "one step exact: "
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The losses of the replayed steps under one attention, or of the run itself."""
+
+    title: str
+    losses: tuple[float, ...]
+    peak: float  # the largest loss around the spike, infinite where one is not finite
+    spikes: bool
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the replays showed: `verdict` is `no spike`, `not attention`, `attention` or `undecided`; `sentence` says it."""
+
+    verdict: str
+    sentence: str
+    spike: int | None = None  # the step
+    first: int = 0  # the step that replays start from
+    limit: float = math.nan  # above which a replay spikes
+    replays: tuple[Replay, ...] = ()  # the run itself first
+    heads: tuple[Mapping[str, Any], ...] = ()  # those that err most, see `worst_heads`
+
+    def json(self) -> bytes:
+        """The file `diagnosis.json`; a number that is not finite is null."""
+        finite = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
+        return json.dumps(finite, indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
+    """The batches of a training loop, whose losses are watched; after a spike its steps are replayed to find the cause.
+
+        >>> batches = nd.doctor(model, batches, steps=1000, state=[optimizer, scheduler])
+        >>> for batch in batches:
+        ...     loss = train(batch)
+        ...     batches.note(loss)
+        >>> print(batches.diagnosis.sentence)
+
+    The loss spikes where it is not finite, or lies more than 7 standard deviations above the median of the 40 before it (by the
+    median absolute deviation). Five steps later the loop gets the batches since the last checkpoint but one again: with the same
+    attention; so with one weight moved by a last place; and with exact attention. If exact attention alone removes the spike, it
+    gets them with exact attention in the head that errs most; with tiled emulation of the attention; with each pass of it exact;
+    and with each step exact in turn, of a pass that removes the spike. Then the loop ends, and the model is as the run left it.
+
+    Each process writes into a folder of its own, `rank<number>`: checkpoints, `diagnosis.json`, and `log-<step>.parquet`, a row
+    for each step, layer and head that was looked at, with the loss, the norm of the gradients and
+    `numdev.training.heads.FIGURES`. A killed run goes on from the last checkpoint but one, if the same batches are given again.
+    Under `torch.distributed` the loss is the mean over processes, so that all replay together; rank 0 says which head errs most.
+
+    Args:
+        model: is saved, and restored for each replay.
+        batches: what the loop takes, a copy of each.
+        steps: how many, or their numbers as a range; fewer where the batches end.
+        state: whatever else a step changes and has `state_dict`, such as the optimizer, its scheduler, a loss scaler.
+        attention: what the model runs on, as in `attend`; None is the attention that it calls, taken for a kernel in tiles of 64.
+        folder: where files are written.
+        every: looks at attention in every so many steps.
+        heads: at so many KV heads of each layer in turn; None is all.
+        checkpoint: steps from one checkpoint to the next.
+
+    Raises:
+        BadInput: for a number below 1, for state without `state_dict`; in the loop, for a folder that holds a diagnosis or
+            another run, and for a step without its loss.
+        Unsupported: in the loop, for a model that never calls torch's `scaled_dot_product_attention`, and as `attend` does.
+        StoreError: in the loop, where a file cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Iterable[Item],
+        *,
+        steps: int | range,
+        state: Iterable[Any] = (),
+        attention: Variant | None = None,
+        folder: Path | str = "doctor",
+        every: int = 10,
+        heads: int | None = 1,
+        checkpoint: int = 50,
+    ) -> None:
+        self._steps, self._interval = steps if isinstance(steps, range) else range(steps), checkpoint
+        numbers = {"steps": len(self._steps), "every": every, "heads": heads, "checkpoint": checkpoint}
+        for name, value in numbers.items():
+            if value is not None and value < 1:
+                raise BadInput(name, value, "give at least 1")
+        self._model, self._batches, self._attention, self._parts = model, batches, attention, (model, *state)
+        for part in self._parts:
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise BadInput("state", type(part).__name__, "give what has state_dict and load_state_dict, such as an optimizer")
+        self._is_parallel = distributed.is_available() and distributed.is_initialized()
+        self.folder = Path(folder) / f"rank{distributed.get_rank() if self._is_parallel else 0}"
+        self._log = HeadLog(model, attention, every, heads)
+        self._held: list[tuple[int, Item]] = []  # the batches since the first checkpoint that is kept
+        self._losses: dict[int, float] = {}
+        self._noted: tuple[float, float, bool] | None = None
+        self._spike, self._limit, self._replays = -1, math.inf, list[Replay]()
+        self._diagnosis: Diagnosis | None = None
+
+    @property
+    def diagnosis(self) -> Diagnosis:
+        """Raises BadInput before the loop has ended by itself."""
+        if self._diagnosis is None:
+            raise BadInput("diagnosis", None, "there is none before the loop over the batches has ended")
+        return self._diagnosis
+
+    def note(self, loss: Tensor | float, *, spike: bool = False) -> None:
+        """The loss of a step, after its gradients; `spike` asks for replays although the loss may not spike. Waits for it."""
+        place, grads = next(self._model.parameters()).device, [x.grad for x in self._model.parameters() if x.grad is not None]
+        values = loss, nn.utils.get_total_norm(grads) if grads else math.nan, spike
+        noted = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=place).detach() for x in values])
+        if self._is_parallel:
+            distributed.all_reduce(noted)
+            noted /= distributed.get_world_size()
+        value, norm, asked = noted.tolist()
+        self._noted = value, norm, asked > 0
+
+    def __iter__(self) -> Iterator[Item]:
+        if (self.folder / "diagnosis.json").exists():
+            raise self._refused("it holds a diagnosis, which numdev doctor shows")
+        yield from self._train()
+        if self._spike < 0:
+            about = f"in steps {min(self._losses)} to {max(self._losses)}: the largest loss is {max(self._losses.values()):.3g}"
+            self._diagnosis = Diagnosis("no spike", f"No spike {about}.")
+        else:
+            left = self._saved()
+            self._diagnosis = yield from self._examine()
+            self._restore(left)
+        write_atomically(self.folder / "diagnosis.json", self._diagnosis.json())
+
+    def _train(self) -> Iterator[Item]:
+        """The run itself, up to some steps after a spike."""
+        start, end = self._resume(), self._steps.stop
+        for number, batch in zip(self._steps, islice(self._batches, len(self._steps)), strict=False):
+            if number >= end:
+                break
+            if number < start:
+                continue
+            if self._spike < 0 and (number - self._steps.start) % self._interval == 0:
+                self._keep(number)
+            self._held.append((number, copy.deepcopy(batch)))
+            value, asked = yield from self._step(self._log, number, batch)
+            if not self._log.seen.calls:
+                self._log.seen.require()
+            limit = spike_limit(list(self._losses.values()))
+            self._losses[number] = value
+            if self._spike < 0 and (asked or not value <= limit or not math.isfinite(value)):
+                self._spike, self._limit, end = number, limit, number + 1 + (_AFTER if math.isfinite(value) else 0)
+        if not self._losses:
+            raise BadInput("batches", 0, "give some")
+        self._write_log()
+        self._log.seen.warn("doctor")
+
+    def _step(self, log: HeadLog, number: int, batch: Item) -> Generator[Item, None, tuple[float, bool]]:
+        """One pass through the body of the loop; its loss, and whether replays are asked for."""
+        self._noted = None
+        log.step(number)
+        with log.active():
+            yield batch
+        if self._noted is None:
+            raise BadInput("loss", None, "call note(loss) in each step of the loop")
+        value, norm, asked = self._noted
+        log.of_step[number] = {"loss": value, "gradient_norm": norm}
+        return value, asked
+
+    def _examine(self) -> Generator[Item, None, Diagnosis]:
+        """The replays; what one shows decides which follow."""
+        before = [loss for number, loss in self._losses.items() if number < self._spike][-WINDOW:]
+        run = self._add(RUN, [self._losses[number] for number, _ in self._held])
+        self._limit = replay_limit(before, self._limit, run.peak)
+        if run.peak <= self._limit:
+            sentence = f"No spike at step {self._spike}: the loss, {run.peak:.3g}, is not above those before it."
+            return Diagnosis("no spike", sentence, self._spike)
+        log = HeadLog(self._model, self._attention, every=1)
+        again = yield from self._replay(AGAIN, log)
+        rows = log.rows()
+        write_atomically(self.folder / "replay.parquet", pack("replay", rows))
+        heads = worst_heads(rows, self._spike)
+        nudged = yield from self._replay(NUDGED, HeadLog(self._model, self._attention), nudged=True)
+        exact = yield from self._replay(EXACT, HeadLog(self._model, ExactBackward()))
+        if again.spikes and nudged.spikes and not exact.spikes:
+            place: Place = (heads[0]["layer"], heads[0]["call"], heads[0]["head"])
+            yield from self._replay(ALONE, HeadLog(self._model, self._attention, exact=self._gathered(place)[0]))
+            yield from self._examine_steps(self._emulation(log))
+        first, replays = self._held[0][0], (replace(run, spikes=True), *self._replays[1:])
+        return Diagnosis(*judged(replays, first, heads), self._spike, first, self._limit, replays, tuple(heads[:_SHOWN]))
+
+    def _examine_steps(self, kernel: TiledBackward) -> Iterator[Item]:
+        """Passes of an emulation made exact, and steps of those that remove the spike."""
+        if kernel is not self._attention:
+            emulated = yield from self._replay(EMULATED, HeadLog(self._model, kernel))
+            if not emulated.spikes:
+                return
+
+        def exact(title: str, direction: str, policy: Any) -> Generator[Item, None, Replay]:
+            forward = replace(kernel.forward, precision=policy) if direction == "forward" else kernel.forward
+            changed = replace(kernel, forward=forward, precision=kernel.precision if direction == "forward" else policy)
+            return self._replay(title, HeadLog(self._model, changed))
+
+        for direction, policy in (("forward", kernel.forward.precision), ("backward", kernel.precision)):
+            whole = yield from exact(f"exact {direction} pass", direction, policy.golden())
+            for name, text in policy.steps().items() if not whole.spikes else ():
+                if (step := policy.with_step(**{name: FP64})) != policy:
+                    yield from exact(f"{STEP}{name} of the {direction} pass, else in {text}", direction, step)
+
+    def _replay(self, title: str, log: HeadLog, *, nudged: bool = False) -> Generator[Item, None, Replay]:
+        """The steps again from the first checkpoint that is kept."""
+        self._restore(self._checkpoints()[self._held[0][0]].read_bytes())
+        if nudged:
+            parameters: dict[str, Tensor] = dict(self._model.named_parameters())
+            name, index = moved(parameters)
+            weight = parameters[name].detach().view(-1)[index]
+            weight.mul_(1 + torch.finfo(weight.dtype).eps)
+        losses = list[float]()
+        for number, batch in self._held:
+            value, _ = yield from self._step(log, number, copy.deepcopy(batch))
+            losses.append(value)
+        return self._add(title, losses)
+
+    def _add(self, title: str, losses: Sequence[float]) -> Replay:
+        around = [loss for (number, _), loss in zip(self._held, losses, strict=True) if number >= self._spike - _AFTER]
+        peak = max(around) if all(map(math.isfinite, around)) else math.inf
+        self._replays.append(Replay(title, tuple(losses), peak, math.isinf(peak) or peak > self._limit))
+        return self._replays[-1]
+
+    def _emulation(self, log: HeadLog) -> TiledBackward:
+        """Tiled attention with the formats of what the model runs on, in its tiles where they are known."""
+        attention, call = self._attention, log.call
+        if isinstance(attention, TiledBackward) and isinstance(attention.forward, Tiled):
+            return attention
+        assert call is not None
+        forward, backward = (kind.kernel(format_of(call.q.dtype)) for kind in (Precision, BackwardPrecision))
+        if isinstance(attention, Backward):
+            forward, backward = policy_of(attention.primal), attention.precision
+            with suppress(BadInput):
+                return gradients_emulation_of(attention, log.shape, call.mask)
+        return TiledBackward(Tiled(forward, Tiling(64, 64), count=False), backward, Tiling(64, 64), count=False)
+
+    def _keep(self, number: int) -> None:
+        """Write what the run looked at and a checkpoint, and keep the batches since the one before."""
+        self._write_log()
+        data = self._saved()
+        self._loaded(data)  # what cannot be read again is refused before it is needed
+        write_atomically(self.folder / f"checkpoint-{number:08d}.pt", data)
+        checkpoints = self._checkpoints()
+        first = sorted(checkpoints)[-2:][0]  # a spike just after one is replayed from the one before
+        for old in (path for step, path in checkpoints.items() if step < first):
+            old.unlink()
+        self._held = [(step, batch) for step, batch in self._held if step >= first]
+
+    def _write_log(self) -> None:
+        if rows := self._log.rows():
+            write_atomically(self.folder / f"log-{rows[0]['step']:08d}.parquet", pack("log", rows))
+
+    def _checkpoints(self) -> dict[int, Path]:
+        return {int(path.stem[-8:]): path for path in self.folder.glob(f"checkpoint-{'[0-9]' * 8}.pt")}
+
+    def _saved(self) -> bytes:
+        """Everything that the next step depends on, and the losses so far."""
+        attention = repr(self._attention) if is_dataclass(self._attention) else type(self._attention).__name__
+        rest = {"run": [self._steps.start, self._interval, attention], "losses": self._losses}
+        random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+        buffer = io.BytesIO()
+        torch.save({"parts": [part.state_dict() for part in self._parts], "random": random, **rest}, buffer)
+        return buffer.getvalue()
+
+    def _restore(self, data: bytes) -> None:
+        """Go back to what was saved."""
+        saved = self._loaded(data)
+        try:
+            for part, state in zip(self._parts, saved["parts"], strict=True):
+                part.load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise self._refused(f"its checkpoint does not fit the model or the state ({str(error).splitlines()[0]})") from error
+        self._model.zero_grad(set_to_none=True)
+        torch.set_rng_state(saved["random"][0])
+        if torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(saved["random"][1:])
+
+    def _loaded(self, data: bytes) -> dict[str, Any]:
+        try:
+            saved: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise self._refused("a checkpoint is damaged, or state holds more than tensors, numbers and text") from error
+        return saved
+
+    def _resume(self) -> int:
+        """The step to go on from: that of the first checkpoint that every process has, or the first step."""
+        own = self._checkpoints()
+        common = set.intersection(*map(set, self._gathered(set(own))))
+        for step in own.keys() - common:
+            own[step].unlink()
+        if not common:
+            return self._steps.start
+        saved, now = (self._loaded(data) for data in (own[min(common)].read_bytes(), self._saved()))
+        if saved["run"] != now["run"]:
+            raise self._refused("it holds a run with other steps, checkpoints or attention")
+        self._restore(own[min(common)].read_bytes())
+        self._losses = saved["losses"]
+        warnings.warn(f"doctor: goes on from step {min(common)} of {self.folder}", stacklevel=4)
+        return min(common)
+
+    def _refused(self, why: str) -> BadInput:
+        return BadInput("folder", str(self.folder), f"{why}; give another folder, or delete it")
+
+    def _gathered(self, value: Any) -> list[Any]:
+        """The value of each process."""
+        values = [value] * (distributed.get_world_size() if self._is_parallel else 1)
+        if self._is_parallel:
+            distributed.all_gather_object(values, value)
+        return values
+
+
+def replay_limit(before: Sequence[float], limit: float, peak: float) -> float:
+    """The loss above which a replay spikes, of the losses before a spike, the limit that it passed, and its peak.
+
+    A replay without the cause may come a little above the limit too. So the height above the median that counts is the geometric
+    mean of both heights, at most ten times that of the limit: one that explodes has no height. Where the run did not pass its
+    limit, and replays were asked for, it is half the height of the peak.
+    """
+    middle = median(before or [math.nan])
+    if not limit < peak:
+        return (middle + peak) / 2 if math.isfinite(peak) else limit
+    return middle + min(math.sqrt((limit - middle) * (peak - middle)), 10 * (limit - middle))
+
+
+def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[str, Any]]:
+    """For each head the row up to the spike in which it errs most, with its `error`; the head that errs most comes first.
+
+    The error is that of O over its size, or if that is more, of dQ over the root mean square of all dQ of the step: a head that
+    has hardly a gradient errs much of its own.
+    """
+    squares, worst = defaultdict[int, list[float]](list), dict[Place, Mapping[str, Any]]()
+    for row in rows:
+        squares[row["step"]].append(row["dq_size"] ** 2)
+    for row in rows:
+        own, place = squares[row["step"]], (row["layer"], row["call"], row["head"])
+        pairs = (row["out_rmse"], row["out_size"]), (row["dq_rmse"], math.sqrt(math.fsum(own) / len(own)))
+        error = max(part / size if size > 0 else 0.0 for part, size in pairs)  # 0 for one that is not known
+        if row["step"] <= spike and not (place in worst and error <= worst[place]["error"]):
+            worst[place] = {**row, "error": error}
+    return sorted(worst.values(), key=lambda row: -row["error"])
+
+
+def judged(replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Verdict and sentence."""
+    run, again, nudged, exact, *rest = replays
+    stays = f"with exact attention the loss stays at {exact.peak:.3g}, not {run.peak:.3g}"
+    if not again.spikes:
+        why = "a step changes something that is not in state, or is not deterministic"
+        return "undecided", f"With {AGAIN} from step {first} on the loss stays at {again.peak:.3g}, not {run.peak:.3g}: {why}."
+    if exact.spikes:
+        return (
+            "not attention",
+            f"Exact attention from step {first} on also spikes (loss {exact.peak:.3g}): attention is not the cause.",
+        )
+    if not nudged.spikes:
+        chance = f"so it does with one weight moved by a last place ({nudged.peak:.3g})"
+        return "undecided", f"{stays.capitalize()}, but {chance}: any change may move this spike. Ask again with other seeds."
+    others, head = {each.title: each for each in rest}, heads[0]
+    facts = [f"logits of std {head['logit_std']:.3g}"]
+    facts += [f"P saturates in {head['saturated']:.0%} of rows"] * (head["saturated"] > 0.5)
+    facts += [f"keys share the largest score in {head['tied']:.0%} of rows"] * (head["tied"] > 0.5)
+    name = f"head {head['head']} of {head['layer'] or 'the model'} ({', '.join(facts)}, an error of {head['error']:.2g})"
+    place = f"no head alone; {name} errs most" if others[ALONE].spikes else name
+    healing = [each.title.removeprefix(STEP) for each in rest if each.title.startswith(STEP) and not each.spikes]
+    step = f"One exact step is enough: {'; '.join(healing)}" if healing else "No exact step alone removes the spike"
+    if EMULATED in others and others[EMULATED].spikes is False:
+        step = "Its tiled emulation does not spike, so that no step is named"
+    return "attention", f"{place[0].upper()}{place[1:]}: {stays}. {step}."

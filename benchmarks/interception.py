@@ -25,24 +25,26 @@ def results() -> list[Result]:
     return [exchanged(), fine_grained(), shadowed(), captured()]
 
 
-def _training(width: int = 128, tokens: int = 64, batch: int = 16) -> tuple[nn.Module, Callable[[], None]]:
-    """A step of a small transformer: forward, backward, AdamW."""
+def training_step(width: int = 128, tokens: int = 64, batch: int = 16) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """A step of a small transformer: forward, backward, AdamW; it returns the loss."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
     model, x = nn.TransformerEncoder(layer, 4), torch.randn(batch, tokens, width)
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step() -> None:
+    def step() -> torch.Tensor:
         optimizer.zero_grad()
-        model(x).square().mean().backward()
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()
         optimizer.step()
+        return loss.detach()
 
     return model, step
 
 
 def exchanged() -> Result:
     """The model's own flash attention through `attend`, the context entered anew in every step."""
-    _, step = _training()
+    _, step = training_step()
     variant = SdpaBackward(nd.Backend.FLASH, FP32)
 
     def ours() -> None:
@@ -54,7 +56,7 @@ def exchanged() -> Result:
 
 def fine_grained() -> Result:
     """Times where a step is hardly more than its calls: 8 tokens of width 32."""
-    _, step = _training(width=32, tokens=8, batch=2)
+    _, step = training_step(width=32, tokens=8, batch=2)
     variant = SdpaBackward(nd.Backend.FLASH, FP32)
 
     def ours() -> None:
@@ -70,7 +72,7 @@ def fine_grained() -> Result:
 
 
 def shadowed() -> Result:
-    model, step = _training()
+    model, step = training_step()
     kernel = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(32, 32))
     tiled = TiledBackward(kernel, BackwardPrecision.kernel(BF16), nd.Tiling(32, 32))
 
@@ -82,7 +84,7 @@ def shadowed() -> Result:
 
 
 def captured() -> Result:
-    model, step = _training()
+    model, step = training_step()
 
     def ours() -> None:
         with tempfile.TemporaryDirectory() as folder, nd.capture(model, folder):

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import cast, distance, interception, overhead, roofline, tiled, training_task
+from benchmarks import cast, distance, doctor, interception, overhead, roofline, tiled, training_task
 from benchmarks.timing import Result
 from numdev.results.environment import environment
 from numdev.results.record import write_atomically
@@ -33,6 +33,7 @@ SECTIONS = {
     "overhead": overhead,
     "training_task": training_task,
     "interception": interception,
+    "doctor": doctor,
 }
 
 

@@ -96,6 +96,8 @@ def check_numdev(words: list[str], folder: Path) -> None:
     if command == "compare":
         settings = comparison.parsed("numdev compare", ("", ""), dict.fromkeys("ab", ""), comparison.SETTINGS, rest)
         Criterion(settings.metric, settings.reference, settings.tolerance)
+    elif command == "doctor":
+        comparison.parsed("numdev doctor", ("", ""), {"what": ""}, {}, rest)
     elif command == "certify":
         certification.read(rest)
     elif command != "studies":

@@ -33,9 +33,7 @@ def run(arguments: Sequence[str]) -> int:
     folder = _done(what) if ":" in what else Path(what)
     ranks = sorted(folder.glob("rank*"), key=lambda path: int(path.name[4:]))
     if missing := [path.name for path in ranks or [folder] if not (path / "diagnosis.json").is_file()]:
-        hint = (
-            f"{missing[0]} holds no diagnosis; give the folder of a loop over nd.doctor that has ended, or package.module:setup"
-        )
+        hint = "give the folder of a loop over nd.doctor that has ended, or package.module:setup"
         raise BadInput("what", what, f"{missing[0]} holds no diagnosis; {hint}")
     every = [json.loads((path / "diagnosis.json").read_bytes()) for path in ranks]
     heads = [{"rank": rank, **head} for rank, own in enumerate(every) for head in own["heads"]]

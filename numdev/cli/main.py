@@ -25,8 +25,8 @@ which step and which number format cause it
   numdev compare A B [tolerance=1.1]    what changed between two results folders
   numdev certify KERNEL [...]           whether a kernel is as accurate as its
                                         formats permit, and which step errs
-  numdev doctor WHAT                    whether attention caused a loss spike of a
-                                        training run of one's own
+  numdev doctor WHAT                    whether attention caused a loss spike
+                                        in a training run of your own
   numdev speed   [study=NAME ...]       time, memory, traffic, and deviation
   numdev train   [study=fig7 ...]       models trained with fast and with plain
                                         attention: how far their weights differ

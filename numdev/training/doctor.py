@@ -242,6 +242,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
                 return
 
         def exact(title: str, direction: str, policy: Any) -> Generator[Item, None, Replay]:
+            assert isinstance(kernel.forward, Tiled)
             forward = replace(kernel.forward, precision=policy) if direction == "forward" else kernel.forward
             changed = replace(kernel, forward=forward, precision=kernel.precision if direction == "forward" else policy)
             return self._replay(title, HeadLog(self._model, changed))
@@ -278,12 +279,13 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         if isinstance(attention, TiledBackward) and isinstance(attention.forward, Tiled):
             return attention
         assert call is not None
-        forward, backward = (kind.kernel(format_of(call.q.dtype)) for kind in (Precision, BackwardPrecision))
+        fmt, tiling = format_of(call.q.dtype), Tiling(64, 64)
+        forward, backward = Precision.kernel(fmt), BackwardPrecision.kernel(fmt)
         if isinstance(attention, Backward):
             forward, backward = policy_of(attention.primal), attention.precision
             with suppress(BadInput):
                 return gradients_emulation_of(attention, log.shape, call.mask)
-        return TiledBackward(Tiled(forward, Tiling(64, 64), count=False), backward, Tiling(64, 64), count=False)
+        return TiledBackward(Tiled(forward, tiling, count=False), backward, tiling, count=False)
 
     def _keep(self, number: int) -> None:
         """Write what the run looked at and a checkpoint, and keep the batches since the one before."""

@@ -19,8 +19,8 @@ from numdev.report.document.report import make_report
 from numdev.report.reading.frames import WATCH
 from numdev.report.studies.registry import CLAIMS
 from numdev.report.studies.registry import FIGURES as PLOTS
-from numdev.report.studies.spikes import BEFORE, FACTOR, FIGURES, WINDOW, excursions, lift_at, lifts, spikes, watched
-from numdev.results.record import Column, Use
+from numdev.report.studies.spikes import BEFORE, FIGURES, excursions, lift_at, lifts, spikes, watched
+from numdev.results.record import FACTOR, WINDOW, Column, Use
 from numdev.results.store import Store
 from tests.toy_training import ladder, stored
 

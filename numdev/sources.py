@@ -40,6 +40,8 @@ KEEPS_OR_SHOWS = (
     "report/",
     "results/store.py",
     "results/study.py",
+    "training/doctor.py",
+    "training/heads.py",
     "training/recorders.py",
 )
 """Modules that no measurement runs. Each states what is measured, keeps it or shows it. No other module imports these."""

@@ -53,6 +53,7 @@ _HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate l
 _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
+_TELLING = 8  # cases on which an error of any shape is fitted
 _WIDE, _VARIED = 70, 6  # candidates that are tried in every layout, and layouts whose variants are tried
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
@@ -251,12 +252,15 @@ class Search:
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first: at first on rows that lie in one tile, then those that are near in every layout."""
         views, layouts = self.in_one_tile or self.few, ONE_TILE[: 2 if self.of_pass is FORWARD else 1]
-        tried = [*product([*self.catalogue, *self.factors(views)], layouts)]
+        tried = [*product(self.catalogue, layouts)]
         if self.of_pass is FORWARD:
             tried += [(each, layout) for each in self.catalogue for layout in _OF_STEP.get(each.step, ())]
         ranked = self.with_variants(tried, views)
-        if self.errs and not self.is_settled(ranked[0], views):
-            ranked = self.combined(self.best([*ranked, *product(self.curves(views), layouts)], views), views)
+        for fits in (self.factors, self.curves) if self.errs else ():
+            if not self.is_settled(ranked[0], views):
+                ranked = self.with_variants([*ranked, *product(fits(views), layouts)], views)
+        if self.errs:
+            ranked = self.combined(ranked, views)
         groups = self.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
@@ -330,11 +334,11 @@ class Search:
         factors = self.fitted(lambda *x: scaled(of_scales, x), (1.0,) * len(of_scales), list(of_scales.values()))
         if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
             yield scaled(of_scales, factors)
-        yield capped(*self.fitted(capped, (_CAP,), self.light))
+        yield capped(*self.fitted(capped, (_CAP,), self.light[:_TELLING]))
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha."""
-        for title, views in product(CURVES, (self.light, cases)):
+        for title, views in product(CURVES, (self.light[:_TELLING], cases)):
             make = partial(curved, title, views is cases)
             yield make(*self.fitted(make, (0.0,) * TERMS, views))
 

@@ -130,6 +130,7 @@ class TestCommand:
         shown = json.loads(next(Path("r/records").glob("*.json")).read_text())["config"]
         assert shown["problem"]["type"] == "Language"
 
+    @pytest.mark.slow
     def test_processes_share_rungs_times_seeds_and_a_report_says_what_is_missing(
         self, numdev: Command, own_study: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -173,6 +173,7 @@ class TestFiles:
         assert {"layer", "call", "loss", "gradient_norm", *FIGURES} <= set(rows)
         assert rows.drop(columns="layer").notna().all().all()
 
+    @pytest.mark.slow
     def test_processes_agree_and_write_files_of_their_own(self, tmp_path: Path) -> None:
         """The loss of rank 1 alone spikes, by data that rank 0 does not see."""
         context = multiprocessing.get_context("spawn")

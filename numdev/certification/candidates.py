@@ -25,6 +25,7 @@ from numdev.attention.steps import LOG2_E
 from numdev.certification.simulation import NEVER, OF_POLICY, WHOLE, Change, Stored, Tensors, symbol
 
 _MOST_KEYS = 512  # of a tile
+_POWERS = (*range(6, 17), 20, 24)  # of 2, below which P is flushed
 _LATE = 4  # tiles that a fault can be in, the first ones
 
 
@@ -423,7 +424,7 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield _by_table(2**bits, torch.round, "")
         yield _by_table(2**bits, torch.floor, ", truncated")
     yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_accumulations())
-    for power in (*range(6, 17), 20, 24):
+    for power in _POWERS:
         title, flushed = f"below 2^-{power} flushed", partial(_flushed, least=2.0**-power)
         yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})
         yield Candidate("exponential", f"exponentials {title}", {"exponentials": flushed})
@@ -452,6 +453,9 @@ def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _rounded("probabilities", "P", _BY_TILES)
     yield from (next(_by_polynomial(degree)) for degree in (1, 2, 3, 4))
     yield from (*_MASK_FAULTS, *_BACKWARD_FAULTS)
+    for power in _POWERS:
+        flushed = partial(_flushed, least=2.0**-power)
+        yield Candidate("exponential", f"P below 2^-{power} flushed", {"exponentials": flushed})
     for stored in (Stored(BF16), Stored(FP16)):
         for terms in (1, 8, 16):
             delta = partial(_accumulated, _ZERO, stored=stored, terms=terms)

@@ -108,7 +108,8 @@ def check_numdev(words: list[str], folder: Path) -> None:
             kept[at] = next(str(path / kept[at]) for path in (folder, ROOT) if (path / kept[at]).is_dir())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Batch, "plans", planned)
-            assert launch.launch(command, kept + {"map": [], "report": ["--cfg", "job"]}.get(command, ["dry_run=true"])) == 0
+            more = {"map": [], "report": ["--cfg", "job"]}.get(command, ["dry_run=true"])
+            assert launch.launch(command, list(dict.fromkeys(kept + more))) == 0
 
 
 def planned(batch: Batch) -> dict[str, Plan]:

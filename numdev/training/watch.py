@@ -10,7 +10,7 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -115,6 +115,7 @@ def policy_of(forward: Attention) -> Precision:
     return policy
 
 
+@runtime_checkable
 class Observer(Protocol):
     """Learns of a call of attention: of tensors `[batch, kv_heads, group, rows, ...]`, all on the device."""
 

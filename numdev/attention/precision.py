@@ -512,7 +512,7 @@ def sage1() -> Precision:
     """SageAttention's Triton kernel: blocks of 128 q and 64 k in INT8, P V accumulated in FP16 (arXiv 2410.02367).
 
     As `attn_qk_int8_per_block.py` and `quant_per_block.py` of its code: the mean of k taken out, codes rounded half away
-    from zero, P and V in FP16. How a tensor core adds in FP16 is not published; here its sum is rounded after every 16
+    from zero, P and V in FP16. How a tensor core adds to FP16 is not modelled; here its sum is rounded after every 16
     products, the depth of one instruction.
     """
     grid = Cast(INT8, Rounding.NEAREST_AWAY)

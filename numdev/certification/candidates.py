@@ -193,7 +193,7 @@ def saturated(most: float) -> Candidate:
 
 def capped(inverse_square: float) -> Candidate:
     """Scores with a soft cap, as of models that are trained with one; their error is about linear in the parameter."""
-    most = max(inverse_square, 1e-12) ** -0.5
+    most = max(inverse_square, 1e-12) ** -0.5  # a fit may step below 0
     change = {"scaled scores": lambda s: most * (s / most).tanh()}
     return Candidate("scores", f"scores with a soft cap of {most:.3g}", change, fitted=True)
 

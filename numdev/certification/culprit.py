@@ -63,7 +63,7 @@ _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 3.0  # of a parameter that is fitted
-_CAP = 1 / 30**2  # of a soft cap, the start
+_CAP, _LEAST_CAP = 1 / 30**2, 1e-6  # of a soft cap the inverse square: the start, and what is none
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
 Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
@@ -256,7 +256,7 @@ class Search:
         if self.of_pass is FORWARD:
             tried += [(each, layout) for each in self.catalogue for layout in _OF_STEP.get(each.step, ())]
         ranked = self.with_variants(tried, views)
-        for fits in (self.factors, self.curves) if self.errs else ():
+        for fits in (self.factors, self.curves)[: 2 if self.errs else 1]:
             if not self.is_settled(ranked[0], views):
                 ranked = self.with_variants([*ranked, *product(fits(views), layouts)], views)
         if self.errs:
@@ -317,8 +317,8 @@ class Search:
     def unknown(self) -> list[Hypothesis]:
         """Unknown errors of a step, in all layouts, the best of each step; none unless one explains nearly all and no other."""
         precision = self.cases[0].known.predictions.policy.output.to.precision
-        unknown = unknown_errors(precision, self.outputs)
-        ranked = of_steps(self.with_variants(product(unknown, self.layouts[0]), self.broad))
+        unknown, layouts = unknown_errors(precision, self.outputs), UNSPLIT if self.of_pass is FORWARD else ONE_TILE[:1]
+        ranked = of_steps(self.with_variants(product(unknown, layouts), self.broad))
         is_sure = self.rank(ranked[0]).explained > _SURE and len(self.within(ranked, self.broad, _NEAR)) == 1
         return ranked if is_sure else []
 
@@ -334,7 +334,9 @@ class Search:
         factors = self.fitted(lambda *x: scaled(of_scales, x), (1.0,) * len(of_scales), list(of_scales.values()))
         if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
             yield scaled(of_scales, factors)
-        yield capped(*self.fitted(capped, (_CAP,), self.light[:_TELLING]))
+        (inverse_square,) = self.fitted(capped, (_CAP,), self.light[:_TELLING])
+        if inverse_square > _LEAST_CAP:
+            yield capped(inverse_square)
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha."""

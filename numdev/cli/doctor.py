@@ -31,7 +31,7 @@ def run(arguments: Sequence[str]) -> int:
     places = {"what": "a folder, or package.module:setup"}
     what = parsed("numdev doctor", (_PURPOSE, _RULES), places, {}, arguments).what
     folder = _done(what) if ":" in what else Path(what)
-    ranks = sorted(folder.glob("rank*"), key=lambda path: int(path.name[4:]))
+    ranks = sorted((path for path in folder.glob("rank*") if path.name[4:].isdecimal()), key=lambda path: int(path.name[4:]))
     if missing := [path.name for path in ranks or [folder] if not (path / "diagnosis.json").is_file()]:
         hint = "give the folder of a loop over nd.doctor that has ended, or package.module:setup"
         raise BadInput("what", what, f"{missing[0]} holds no diagnosis; {hint}")

@@ -73,7 +73,12 @@ TITLES = {
 }
 
 
-LONG = ("rescale of O missed", "limit at the first key")  # of which `test_planted` has as much
+LONG = (
+    "rescale of O missed",
+    "limit at the first key",
+    "window - 1",
+    "last head not written",
+)  # of most of which `test_planted` has as much
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in TITLES])

@@ -9,7 +9,7 @@ are not normalised. Then
     c' = s 2^(E - fraction), cut toward zero to `stored` fraction bits
 
 and longer products are a chain of instructions, each with the sum of the one before for `c`. Subnormal numbers are kept, in and
-out. Results beyond FP32 are infinite; NaN and infinities are as in IEEE 754's sum; a sum of zero is +0.
+out. Results beyond FP32 are infinite; NaN and infinities are as in IEEE 754's sum; a sum of zero, or cut to it, is +0.
 
 The rules are those of Khattak & Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004, with MATLAB models in
 https://github.com/north-numerical-computing/MATLAB-tensor-core), and of Xie et al., "MMA-Sim" (arXiv 2511.10909); both were
@@ -88,7 +88,7 @@ class Unit:
         exact = None if finite and bool(c.isfinite().all()) else products.sum(0) + c
         total = products.mul_(scale).trunc_().sum(0).add_((c * scale).trunc_()).div_(scale)
         quantum = _powers(total, FP32.emin).clamp_(min=2.0**FP32.emin).mul_(2.0**-self.stored)
-        stored = total.div_(quantum).trunc_().mul_(quantum).float().double()  # in FP32 what is too large is infinite
+        stored = total.div_(quantum).trunc_().mul_(quantum).float().double() + 0.0  # too large is infinite; never -0
         return stored if exact is None else torch.where(exact.isfinite(), stored, exact)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import random
+import types
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -236,6 +237,9 @@ def test_the_second_launch_goes_to_what_the_first_has_compiled() -> None:
     class Kernel:
         def __init__(self) -> None:
             self.calls: list[Any] = []
+            self.metadata = types.SimpleNamespace(
+                target=types.SimpleNamespace(backend="hip"), num_ctas=1, global_scratch_size=0, profile_scratch_size=0
+            )
 
         def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
             def launch(*arguments: object, **options: object) -> Kernel:
@@ -245,12 +249,13 @@ def test_the_second_launch_goes_to_what_the_first_has_compiled() -> None:
             return launch
 
     kernel = Kernel()
-    launcher = portable.Launcher(kernel, (5, 2), torch.device("cpu"), num_warps=4)
-    for argument in ("a", "b", "c"):
-        launcher(argument, 1)
+    launcher = portable.Launcher(kernel, (5, 2), lambda *tensors: (*tensors, 1), num_warps=4)
+    tensors = [torch.zeros(1) for _ in range(3)]
+    for tensor in tensors:
+        launcher(tensor)
     first, *others = kernel.calls
-    assert first == ((5, 2), ("a", 1), {"num_warps": 4})
-    assert others == [((5, 2, 1), ("b", 1), {}), ((5, 2, 1), ("c", 1), {})]
+    assert first == ((5, 2), (tensors[0], 1), {"num_warps": 4})
+    assert others == [((5, 2, 1), (tensor, 1), {}) for tensor in tensors[1:]]
 
 
 def test_sizes_and_formats_that_are_refused(device: str) -> None:

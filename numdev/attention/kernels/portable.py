@@ -21,6 +21,7 @@ from numdev.arithmetic.rounding import Cast
 from numdev.attention.accepts import ALL, BINARY, MASK, RECOMPUTE, TILING, Accepts, of
 from numdev.attention.kernels import backward, casts, forward
 from numdev.attention.kernels.casts import INSTEAD, spec
+from numdev.attention.kernels.driver import Bound, binds
 from numdev.attention.kernels.forward import Sizes, Tile, View
 from numdev.attention.kernels.launch import TABLES, Launch, Launches, Plan, block_side, held_dtype, interpreting
 from numdev.attention.mask import Mask
@@ -36,6 +37,7 @@ _PREPARED_ROWS = 64  # of a program that prepares
 
 
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, delta
+Arguments = Callable[..., tuple[Any, ...]]
 
 
 class Inputs(NamedTuple):
@@ -277,34 +279,38 @@ def _finished(request: Request | BackwardRequest, x: Tensor) -> Tensor:
 
 
 class Launcher:
-    """A kernel for calls whose arguments differ in their tensors alone, which are aligned alike.
+    """A kernel for calls whose arguments, made of their tensors by `arguments` in the same order, differ in these alone.
 
-    The first launch is Triton's, which compiles for the numbers among the arguments; later ones do not look for what it compiled.
+    Tensors of different calls are aligned alike. The first launch is Triton's, which compiles for the numbers among them.
     `tile` describes the request for the error of a tile that does not fit, which is Unsupported.
     """
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], device: torch.device, tile: str = "", **options: Any) -> None:
-        self._kernel, self._grid, self._device, self._tile, self._options = kernel, grid, device, tile, options
-        self._compiled: Callable[..., object] | None = None
+    def __init__(self, kernel: Any, grid: tuple[int, ...], arguments: Arguments, tile: str = "", **options: Any) -> None:
+        self._kernel, self._grid, self._arguments, self._tile, self._options = kernel, grid, arguments, tile, options
+        self._again: Callable[..., object] | None = None
 
-    def __call__(self, *arguments: Any) -> None:
-        if self._device.type == "cuda" and self._device.index != torch.cuda.current_device():
-            with torch.cuda.device(self._device):
-                self._launch(arguments)
+    def __call__(self, *tensors: Tensor) -> None:
+        device = tensors[0].device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._launch(tensors, device)
         else:
-            self._launch(arguments)
+            self._launch(tensors, device)
 
-    def _launch(self, arguments: tuple[Any, ...]) -> None:
-        if self._compiled is not None:
-            self._compiled(*arguments)
+    def _launch(self, tensors: tuple[Tensor, ...], device: torch.device) -> None:
+        if self._again is not None:
+            self._again(*tensors)
             return
+        arguments = self._arguments(*tensors)
         try:
             compiled = self._kernel[self._grid](*arguments, **self._options)
         except OutOfResources as error:
             why = f"{self._tile} needs {error.required} bytes of {error.name}, and the GPU has {error.limit}"
             raise Unsupported("tiling", f"{why}; give a smaller tiling.br or tiling.bc") from None
         if compiled is not None:  # the interpreter compiles nothing
-            self._compiled = compiled[(*self._grid, 1, 1)[:3]]
+            grid, make = (*self._grid, 1, 1)[:3], self._arguments
+            run = compiled[grid]
+            self._again = Bound(compiled, grid, arguments, device) if binds(compiled) else lambda *own: run(*make(*own))
 
 
 def _tile_of(launch: Launch, q: Tensor) -> str:
@@ -343,13 +349,17 @@ def plan(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
     factors = forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale)
     numbers = factors, _sizes(q, k, mask, launch), code(request, mask, q.shape[-1], factor)
     grid = triton.cdiv(q.shape[2], launch.br), q.shape[0] * q.shape[1], splits
-    attend = Launcher(forward.attention, grid, device, _tile_of(launch, q), **_options(request, launch))
+
+    def arguments(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> tuple[Any, ...]:
+        return view(q), view(k), view(v), *rest, *numbers
+
+    attend = Launcher(forward.attention, grid, arguments, _tile_of(launch, q), **_options(request, launch))
     combine = combined(request, shape, device, dtype)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty(shape, dtype=torch.float32 if splits > 1 else dtype, device=device)
         lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-        attend(view(q), view(k), view(v), out, lse, _numbers(lengths, device), _numbers(bounds, device), *numbers)
+        attend(q, k, v, out, lse, _numbers(lengths, device), _numbers(bounds, device))
         out, lse = (out[0], lse[0]) if splits == 1 else combine(out, lse)
         return _finished(request, out), lse
 
@@ -366,12 +376,12 @@ def combined(
     policy = _policy(request.precision, (1.0, soft.p_scale, soft.log_scale), request.tf32)
     numbers = splits, rows, dim, block_side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits), policy
     options: dict[str, Any] = {"num_warps": _COMBINED_ROWS, "enable_fp_fusion": not request.exactly}
-    launch = Launcher(forward.combine, (triton.cdiv(rows, _COMBINED_ROWS),), device, **options)
+    launch = Launcher(forward.combine, (triton.cdiv(rows, _COMBINED_ROWS),), lambda *tensors: (*tensors, *numbers), **options)
 
     def run(parts: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty(*rest, dim, dtype=dtype, device=device)
         lse = torch.empty(*rest, dtype=torch.float32, device=device)
-        launch(parts, part_lse, out, lse, *numbers)
+        launch(parts, part_lse, out, lse)
         return out, lse
 
     return run
@@ -403,19 +413,32 @@ class BackwardPlan:
         factors, launches = backward.Factors(float(scale * log), log, scale), request.launches
         by_keys, by_rows = (backward_code(request, each, mask, (queries, keys, dim), factors) for each in (False, True))
         self.request, self._device, self._shapes = request, q.device, (q.shape, k.shape, v.shape)
-        self._factors, self._lengths, self._of_probabilities = factors, mask.key_lengths or (0,), by_rows.of_probabilities
-        self._of_rows, self._of_keys = _sizes(q, k, mask, launches.rows), _sizes(q, k, mask, launches.keys)
-        self._codes = by_rows._replace(tile=by_rows.tile._replace(br=_PREPARED_ROWS)), by_rows, by_keys
+        self._lengths, self._of_probabilities = mask.key_lengths or (0,), by_rows.of_probabilities
+        of_rows, of_keys = _sizes(q, k, mask, launches.rows), _sizes(q, k, mask, launches.keys)
+        preparing = by_rows._replace(tile=by_rows.tile._replace(br=_PREPARED_ROWS))
 
-        def launcher(kernel: Any, blocks: int, pairs: int, launch: Launch, **options: Any) -> Launcher:
-            return Launcher(kernel, (blocks, pairs), q.device, _tile_of(launch, q), **_options(request, launch) | options)
+        def prepared(out: Tensor, do: Tensor, lse: Tensor, *saved: Tensor) -> tuple[Any, ...]:
+            return view(out), view(do), lse, backward.Saved(*saved), factors, of_rows, preparing
 
-        blocks = triton.cdiv(queries, launches.rows.br)
-        self._preparing = launcher(
-            backward.prepare, triton.cdiv(queries, _PREPARED_ROWS), batch * heads, launches.rows, num_warps=4
-        )
-        self._walks = [launcher(backward.walk, blocks, batch * heads, launches.rows) for _ in range(2)]  # for dQ, and delta
-        self._dk_dv = launcher(backward.dk_dv, triton.cdiv(keys, launches.keys.bc), batch * kv_heads, launches.keys)
+        def tiled(written: int, *numbers: Any) -> Arguments:
+            def arguments(*tensors: Tensor) -> tuple[Any, ...]:
+                saved, lengths = tensors[4 + written : -1], tensors[-1]
+                views = map(view, tensors[:4])
+                return *views, *tensors[4 : 4 + written], backward.Saved(*saved), lengths, factors, *numbers
+
+            return arguments
+
+        def launcher(kernel: Any, blocks: int, pairs: int, made: Arguments, launch: Launch, **options: Any) -> Launcher:
+            return Launcher(kernel, (blocks, pairs), made, _tile_of(launch, q), **_options(request, launch) | options)
+
+        rows, blocks = triton.cdiv(queries, _PREPARED_ROWS), triton.cdiv(queries, launches.rows.br)
+        self._preparing = launcher(backward.prepare, rows, batch * heads, prepared, launches.rows, num_warps=4)
+        self._walks = [  # for dQ, and delta
+            launcher(backward.walk, blocks, batch * heads, tiled(1, of_rows, delta, by_rows), launches.rows)
+            for delta in (False, True)
+        ]
+        blocks, own = triton.cdiv(keys, launches.keys.bc), tiled(2, of_keys, by_keys)
+        self._dk_dv = launcher(backward.dk_dv, blocks, batch * kv_heads, own, launches.keys)
 
     def memory(self) -> Memory:
         """Not yet written."""
@@ -425,20 +448,17 @@ class BackwardPlan:
 
     def prepare(self, inputs: Inputs, memory: Memory) -> None:
         """The LSE in the units of the exponent, and delta: in a second launch where it is of dP and P."""
-        own = view(inputs.out), view(inputs.do), inputs.lse
-        self._preparing(*own, backward.Saved(*memory[:2]), self._factors, self._of_rows, self._codes[0])
+        self._preparing(inputs.out, inputs.do, inputs.lse, *memory[:2])
         if self._of_probabilities:
             self.dq(inputs, memory, delta=True)
 
     def dq(self, inputs: Inputs, memory: Memory, *, delta: bool = False) -> None:
         """dQ, or delta."""
-        own = *map(view, inputs[:4]), memory.dq, backward.Saved(*memory[:2]), _numbers(self._lengths, self._device)
-        self._walks[delta](*own, self._factors, self._of_rows, delta, self._codes[1])
+        self._walks[delta](*inputs[:4], memory.dq, *memory[:2], _numbers(self._lengths, self._device))
 
     def dk_dv(self, inputs: Inputs, memory: Memory) -> None:
         """dK and dV."""
-        own = *map(view, inputs[:4]), memory.dk, memory.dv, backward.Saved(*memory[:2]), _numbers(self._lengths, self._device)
-        self._dk_dv(*own, self._factors, self._of_keys, self._codes[2])
+        self._dk_dv(*inputs[:4], memory.dk, memory.dv, *memory[:2], _numbers(self._lengths, self._device))
 
     def run(self, inputs: tuple[Tensor, ...]) -> Gradients:
         """dQ, dK and dV rounded to the output's format, and delta in FP32; every element is written."""

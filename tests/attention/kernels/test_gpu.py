@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.attention import instrumented
 from numdev.attention.base import Saved
 from numdev.attention.exact import Exact
+from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper.launch import pinned_br
 from numdev.attention.kernels.launch import Kernel
 from numdev.attention.triton import Triton, TritonBackward
@@ -210,6 +212,36 @@ REPEATED: list[tuple[Triton | TritonBackward, Sizes, Mask]] = [
     *((HOPPER, (8, 16, 16, 1024, 1024, dim), Mask()) for dim in (64, 128)),
     *((HOPPER, (4, 8, 8, 1024, 1024, dim), CAUSAL) for dim in (64, 128)),
 ]
+
+
+@pytest.mark.parametrize(("kernel", "sizes", "mask"), REPEATED)
+def test_a_launch_laid_out_for_other_tensors_reads_its_own(
+    kernel: Triton | TritonBackward, sizes: Sizes, mask: Mask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against Triton's own launcher; from four threads at once, each on a stream of its own."""
+    if kernel.kernel is Kernel.HOPPER and not IS_HOPPER:
+        pytest.skip("needs compute capability 9.0")
+    many = [on("cuda", draw_all(sizes, seed), torch.bfloat16) for seed in range(4)]
+
+    def run(inputs: Inputs) -> dict[str, Tensor]:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            if isinstance(kernel, Triton):
+                results = [kernel(*inputs[:3], mask).tensors() for _ in range(20)]
+            else:
+                saved = forward(inputs, mask)
+                results = [kernel.backward(*inputs, saved, mask).tensors() for _ in range(20)]
+            torch.cuda.current_stream().synchronize()
+        assert all(torch.equal(x, results[0][name]) for result in results for name, x in result.items())
+        return results[0]
+
+    with ThreadPoolExecutor(4 if isinstance(kernel, Triton) else 1) as pool:  # backward programs may wait for each other
+        results = list(pool.map(run, many))
+    kernel._plans.clear()
+    monkeypatch.setattr(portable, "binds", lambda compiled: False)
+    for inputs, result in zip(many, results, strict=True):
+        again = run(inputs)
+        assert all(torch.equal(x, again[name]) for name, x in result.items())
 
 
 @pytest.mark.parametrize(("kernel", "sizes", "mask"), REPEATED)

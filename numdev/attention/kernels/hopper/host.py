@@ -84,12 +84,16 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int |
     of_q, of_k, of_v = _blocks(q, ROWS, head_dim), _blocks(k, bc, head_dim), _blocks(v, bc, head_dim)
     of_out = _blocks(torch.empty(shape, dtype=dtype, device="meta"), ROWS, columns)
     programs = TABLES.of(name, device, make).shape[1]  # [rounds, programs, 5]
-    attend = Launcher(forward_kernel.attention, (programs,), device, num_warps=4)
+
+    def arguments(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Tensor) -> tuple[Any, ...]:
+        return of_q(q), of_k(k), of_v(v), of_out(out), *rest, *numbers
+
+    attend = Launcher(forward_kernel.attention, (programs,), arguments, num_warps=4)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty(shape, dtype=dtype, device=device)
         lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
-        attend(of_q(q), of_k(k), of_v(v), of_out(out), lse, TABLES.of(name, device, make), *numbers)
+        attend(q, k, v, out, lse, TABLES.of(name, device, make))
         return out, lse
 
     return Plan(run, KernelLaunch("numdev hopper", br, bc, stages=block.stages))
@@ -118,10 +122,21 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     meta = partial(torch.empty, device="meta")
     of_row, of_total = _rows(meta(totals[:-1]), br), _blocks(meta(totals), 64, 64)
     of_dk, of_dv = (_blocks(meta(x.shape, dtype=dtype), ROWS, dim) for x in (k, v))
+    described = *of_inputs, of_row, of_row, of_dk, of_dv, of_total
+
+    def prepared(out: Tensor, do: Tensor, lse: Tensor, *rest: Tensor) -> tuple[Any, ...]:
+        return view(out), view(do), view(lse[..., None]), *rest, queries, rows, heads, dim, ROWS, ROWS
+
+    def attended(*tensors: Tensor) -> tuple[Any, ...]:
+        return *(of(x) for of, x in zip(described, tensors, strict=False)), *tensors[len(described) :], *numbers
+
+    def converted(total: Tensor, seeing: Tensor, *rest: Tensor) -> tuple[Any, ...]:
+        return total, view(seeing), *rest, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal
+
     turns = batch * heads * rows // ROWS
-    preprocess = Launcher(backward.preprocess, (turns,), device, num_warps=4)
-    main = Launcher(backward.gradients, (tiles * kv_heads * batch,), device, num_warps=4, launch_pdl=True)
-    convert = Launcher(backward.convert, (turns,), device, num_warps=4, launch_pdl=True)
+    preprocess = Launcher(backward.preprocess, (turns,), prepared, num_warps=4)
+    main = Launcher(backward.gradients, (tiles * kv_heads * batch,), attended, num_warps=4, launch_pdl=True)
+    convert = Launcher(backward.convert, (turns,), converted, num_warps=4, launch_pdl=True)
     make, empty = partial(torch.tensor, lengths, dtype=torch.int32), partial(torch.empty, device=device)
 
     def run(inputs: tuple[Tensor, ...]) -> Gradients:
@@ -134,12 +149,9 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
         on_device = TABLES.of(lengths, device, make)
         lse2, delta = empty(2, *totals[:-1], dtype=torch.float32)
         turn, total = empty(turns, dtype=torch.int32), empty(totals, dtype=torch.float32)
-        preprocess(view(out), view(do), view(lse[..., None]), lse2, delta, turn, queries, rows, heads, dim, ROWS, ROWS)
-        main(
-            *(of(x) for of, x in zip(of_inputs, (q, k, v, do), strict=True)),
-            *(of_row(lse2), of_row(delta), of_dk(dk), of_dv(dv), of_total(total), turn, on_device, *numbers),
-        )
-        convert(total, view(seeing), on_device, turn, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal)
+        preprocess(out, do, lse, lse2, delta, turn)
+        main(q, k, v, do, lse2, delta, dk, dv, total, turn, on_device)
+        convert(total, seeing, on_device, turn)
         delta = delta[..., :queries]
         return dq, dk, dv, torch.nn.functional.pad(delta, (hidden, 0)) if hidden else delta
 

@@ -172,15 +172,19 @@ class InstrumentedBackward(Planned, GradientsOverTiles):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
-        check_backward_shapes(q, k, v, do, mask, saved)
-        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        inputs = q, k, v, do, saved.out.float(), saved.lse.float().contiguous()
+        inputs = q, k, v, do, saved.out, saved.lse
         plan = self.prepared(*inputs, mask=mask, scale=scale)
-        return Gradients(*plan.run(inputs), launch=plan.launch)
+        return Gradients(*plan.run(*inputs), launch=plan.launch)
+
+    def _stored(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        *four, out, lse = tensors
+        storage = self.storage
+        return *(x.to(storage) for x in four), out.float(), lse.float().contiguous()
 
     def _prepare(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor, mask: Mask, scale: float | None
     ) -> Plan:
+        check_backward_shapes(q, k, v, do, mask, Saved(out, lse))
         require(q.device)
         factor = _factor(self.precision, q, scale, "backward=tiled")
         TILING.check(self.tiling, "the kernel", "backward=tiled")

@@ -181,9 +181,12 @@ class Triton(Planned, Attention):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field that no kernel, or not the one of the settings, can honour.
         """
-        q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
         plan = self.prepared(q, k, v, mask=mask, scale=scale)
         return Output(*plan.run(q, k, v), launch=plan.launch)
+
+    def _stored(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        storage = self.storage
+        return tuple(x.to(storage) for x in tensors)
 
     def _prepare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Plan:
         check_shapes(q, k, v, mask)
@@ -328,15 +331,19 @@ class TritonBackward(Planned, Backward):
             BadInput: for a scale that is not positive and finite.
             Unsupported: naming the field, if the kernels do not support the request, or if no kernel can run here.
         """
-        check_backward_shapes(q, k, v, do, mask, saved)
-        q, k, v, do = (x.to(self.storage) for x in (q, k, v, do))
-        inputs = q, k, v, do, saved.out, saved.lse.float().contiguous()
+        inputs = q, k, v, do, saved.out, saved.lse
         plan = self.prepared(*inputs, mask=mask, scale=scale)
-        return Gradients(*plan.run(inputs), launch=plan.launch)
+        return Gradients(*plan.run(*inputs), launch=plan.launch)
+
+    def _stored(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        *four, out, lse = tensors
+        storage = self.storage
+        return *(x.to(storage) for x in four), out, lse.float().contiguous()
 
     def _prepare(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor, mask: Mask, scale: float | None
     ) -> Plan:
+        check_backward_shapes(q, k, v, do, mask, Saved(out, lse))
         require(q.device)
         if q.shape[-1] != v.shape[-1]:
             raise Unsupported(

@@ -325,8 +325,18 @@ class Planned:
         if plan is None:
             if len(self._plans) >= _PLANS:
                 self._plans.clear()
-            plan = self._plans[key] = self._prepare(*tensors, mask, scale)
+            stored = self._stored
+            own = stored(*tensors)
+            plan = self._prepare(*own, mask, scale)
+            if any(x is not y for x, y in zip(own, tensors, strict=True)):
+                run = plan.run
+                plan = plan._replace(run=lambda *given: run(*stored(*given)))
+            self._plans[key] = plan
         return plan
+
+    def _stored(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Tensors of any dtype as the kernels take them; those that are so already are themselves."""
+        return tensors
 
     def _prepare(self, *request: Any) -> Plan:
         """Make the plan of tensors, a mask and a scale; raises what the implementation raises."""

@@ -460,9 +460,9 @@ class BackwardPlan:
         """dK and dV."""
         self._dk_dv(*inputs[:4], memory.dk, memory.dv, *memory[:2], _numbers(self._lengths, self._device))
 
-    def run(self, inputs: tuple[Tensor, ...]) -> Gradients:
+    def run(self, *tensors: Tensor) -> Gradients:
         """dQ, dK and dV rounded to the output's format, and delta in FP32; every element is written."""
-        inputs, memory = Inputs(*inputs), self.memory()
+        inputs, memory = Inputs(*tensors), self.memory()
         self.prepare(inputs, memory)
         self.dq(inputs, memory)
         self.dk_dv(inputs, memory)

@@ -36,6 +36,7 @@ from numdev.attention.tiling import KernelLaunch
 
 _DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 _Descriptor = Callable[[Tensor], TensorDescriptor]
+contiguous_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def _described(shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...], layout: Any) -> _Descriptor:
@@ -91,8 +92,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int |
     attend = Launcher(forward_kernel.attention, (programs,), arguments, num_warps=4)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out = torch.empty(shape, dtype=dtype, device=device)
-        lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+        out, lse = contiguous_like(q), q.new_empty(shape[:-1], dtype=torch.float32)
         attend(q, k, v, out, lse, TABLES.of(name, device, make))
         return out, lse
 
@@ -106,7 +106,7 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     that see a key; only in batch entries without keys do these see none.
     """
     q, k, v, do, out, lse = inputs
-    hidden, device, dtype, like = hidden_queries(q.shape[2], k.shape[2], mask), q.device, q.dtype, (q.shape, k.shape, v.shape)
+    hidden, device, dtype = hidden_queries(q.shape[2], k.shape[2], mask), q.device, q.dtype
     q, do, out, lse = (x[:, :, hidden:] for x in (q, do, out, lse))
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     group, shift, br = heads // kv_heads, keys - queries, QUERIES[dim]
@@ -137,18 +137,17 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     preprocess = Launcher(backward.preprocess, (turns,), prepared, num_warps=4)
     main = Launcher(backward.gradients, (tiles * kv_heads * batch,), attended, num_warps=4, launch_pdl=True)
     convert = Launcher(backward.convert, (turns,), converted, num_warps=4, launch_pdl=True)
-    make, empty = partial(torch.tensor, lengths, dtype=torch.int32), partial(torch.empty, device=device)
+    make = partial(torch.tensor, lengths, dtype=torch.int32)
 
-    def run(inputs: tuple[Tensor, ...]) -> Gradients:
-        dq, dk, dv = (empty(shape, dtype=dtype) for shape in like)
-        q, k, v, do, out, lse = inputs
+    def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor) -> Gradients:
+        dq, dk, dv = contiguous_like(q), contiguous_like(k), contiguous_like(v)
         seeing = dq
         if hidden:
             q, do, out, lse, seeing = (x[:, :, hidden:] for x in (q, do, out, lse, dq))
             dq[:, :, :hidden].zero_()
         on_device = TABLES.of(lengths, device, make)
-        lse2, delta = empty(2, *totals[:-1], dtype=torch.float32)
-        turn, total = empty(turns, dtype=torch.int32), empty(totals, dtype=torch.float32)
+        lse2, delta, total = (q.new_empty(shape, dtype=torch.float32) for shape in (totals[:-1], totals[:-1], totals))
+        turn = q.new_empty(turns, dtype=torch.int32)
         preprocess(out, do, lse, lse2, delta, turn)
         main(q, k, v, do, lse2, delta, dk, dv, total, turn, on_device)
         convert(total, seeing, on_device, turn)

@@ -66,15 +66,17 @@ class Products(Enum):
 
 
 _TILES = SIDES | {"tiling.order", "tiling.splits"}
-_OWN = {"attention.products", "attention.kernel"}
+_OWN = {"attention.products", "attention.kernel", "attention.promotion"}
+_NEVER = 1 << 20  # products between promotions
 
 
 @dataclass(frozen=True)
 class Triton(Planned, Attention):
     """Our forward kernels under `Precision.kernel(fmt)`: inputs, P and output in `fmt`, FP32 inside.
 
-    FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8 and their products are formed from FP16 operands,
-    exactly, because the FP8 tensor cores of Hopper accumulate in fewer bits than FP32.
+    FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8. The portable kernel forms their products from FP16
+    operands, exactly, because the FP8 tensor cores of Hopper accumulate in fewer bits than FP32. The Hopper kernel, which takes
+    E4M3 where it is named, multiplies in these: its policy says so.
 
     Attributes:
         fmt: bf16, fp16, fp32, e4m3fn or e5m2.
@@ -84,6 +86,7 @@ class Triton(Planned, Attention):
         softmax: `exp2` with folded scale, or `exp`; normalised at the end, or at each tile; lazy rescaling; `p_scale`.
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.launch` says which one ran.
+        promotion: of the Hopper kernel in E4M3, after how many tiles of keys it adds the tensor cores' sum of `P V` to O.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
@@ -101,8 +104,14 @@ class Triton(Planned, Attention):
         Kernel.AUTO, "which kernel of numdev is asked for: auto, portable or hopper; the column `kernel` names what ran"
     )
 
+    promotion: int = setting(
+        1, "in e4m3fn with kernel=hopper, tiles of keys after which the tensor cores' sum of P V is added in FP32; 0 for never"
+    )
+
     def __post_init__(self) -> None:
         _check(self.fmt, _FORMATS, self.br, self.bc, self.splits or 1)
+        if self.promotion < 0:
+            raise BadInput("attention.promotion", self.promotion, "give a number of tiles of keys, or 0 for never")
 
     @staticmethod
     def of_settings(
@@ -114,13 +123,14 @@ class Triton(Planned, Attention):
         tile: Sides,
         order: Order | None,
         splits: int | None,
+        promotion: int = 1,
     ) -> Triton:
         """From settings, of which what is not set is left to the kernel.
 
         Raises:
             NotHonoured: for a policy whose output is in another format than theirs.
         """
-        made = Triton(fmt, *tile, order, splits, exponentials[0], products, kernel)
+        made = Triton(fmt, *tile, order, splits, exponentials[0], products, kernel, promotion)
         if "_" in preset and Precision.parse(preset).format != made.format:
             raise NotHonoured("precision.preset", preset, f"attention=triton returns {made.format}; name a format alone")
         return made
@@ -129,12 +139,23 @@ class Triton(Planned, Attention):
     def precision(self) -> Precision:
         """The policy under which it computes."""
         policy = Precision.kernel(self.fmt)
-        return policy if self.fmt.bits > 8 else policy.with_step(output=FP16)
+        if self.fmt.bits > 8:
+            return policy
+        if not self._is_narrow:
+            return policy.with_step(output=FP16)
+        every = "" if self.promotion == 1 else f"@{self.promotion * keys_of_block(128) or _NEVER}"
+        saturated = f"{self.fmt}:saturate"
+        return policy.with_step(output=FP16, scores="hopper", values=f"hopper{every}", probabilities=saturated)
+
+    @property
+    def _is_narrow(self) -> bool:
+        return self.fmt == E4M3FN and self.kernel is Kernel.HOPPER
 
     @property
     def idle(self) -> dict[str, str]:
-        """Only FP32 has two ways to be multiplied."""
-        return {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
+        """Only FP32 has two ways to be multiplied, and only the sums of FP8 tensor cores are promoted."""
+        unread = {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
+        return unread if self._is_narrow else unread | {"attention.promotion": "precision=e4m3fn attention.kernel=hopper"}
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
         """The launch table's Bc is known on the GPU alone."""
@@ -221,7 +242,8 @@ class Triton(Planned, Attention):
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
 
-            return host.forward(q, k, v, mask, scale, self.br)
+            narrow = host.Narrow(self.promotion, int(math.log2(self.softmax.p_scale))) if self._is_narrow else None
+            return host.forward(q, k, v, mask, scale, self.br, narrow)
         from numdev.attention.kernels import portable
 
         tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=splits)
@@ -391,7 +413,7 @@ def _hopper_runs(settings: Triton | TritonBackward, mask: Mask, device: Device, 
     Raises:
         Unsupported: where it was set and cannot.
     """
-    if settings.kernel is Kernel.PORTABLE:
+    if settings.kernel is Kernel.PORTABLE or (settings.kernel is Kernel.AUTO and settings.fmt.bits == 8):
         return False
     reason: str | None = f"it needs a GPU of compute capability 9.0, and this is {device.generation}"
     if device.generation == "sm_90":

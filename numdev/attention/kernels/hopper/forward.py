@@ -9,6 +9,11 @@ visited from the last to the first, so that the masked ones come before the main
 The policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
 
+In E4M3 both products are sums of `numdev.arithmetic.tensor_cores`; `P V` is promoted, its sum added to O in FP32 and begun anew,
+after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated, and leaves as FP16. V comes transposed, since
+the unit reads both operands of 8 bits along the sum. An accumulator holds columns 8 j + 2 t + e of thread t, an operand of 8 bits
+16 g + 4 t + b: a description of K in five dimensions has the copy engine lay keys out so that S is P's operand as it stands.
+
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
@@ -66,6 +71,8 @@ class Code(NamedTuple):
         masked: whether the first block of a tile can hold keys that are not seen.
         padded: whether v exists beyond a batch entry's last key, and may hold anything there.
         registers: of a computing thread.
+        promotion: of 8 bits, blocks of keys after which the sum of `P V` is promoted; 0 for never.
+        p_bits: of 8 bits, log2 of the factor of P.
     """
 
     bc: int
@@ -78,6 +85,8 @@ class Code(NamedTuple):
     masked: bool
     padded: bool
     registers: int
+    promotion: int = 0
+    p_bits: int = 0
 
 
 @aggregate
@@ -85,25 +94,28 @@ class Setting:
     """The constants of `Code`, and what follows from them.
 
     Attributes:
+        narrow: whether inputs have 8 bits.
         sets: of buffers for Q: two where they fit, so that the next tile's Q is loaded early.
         parts: in which O leaves: its columns pass through a buffer of dim / parts of them.
         s, o, p: layouts of S, of O, and of P as an operand.
         row, o_row: layouts of a number for each row of S, and of O.
     """
 
-    __annotations__ = dict.fromkeys((*Code._fields, "sets", "parts", "s", "o", "p", "row", "o_row"), gl.constexpr)
+    __annotations__ = dict.fromkeys((*Code._fields, "narrow", "sets", "parts", "s", "o", "p", "row", "o_row"), gl.constexpr)
 
     @gluon.constexpr_function
     def __init__(self, code):
         for name in code._fields:
             setattr(self, name, gl.constexpr(getattr(code, name)))
-        s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.bc, 16])
-        o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 16])
+        bits = code.dtype.primitive_bitwidth
+        s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.bc, 256 // bits])
+        o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 256 // bits])
+        self.narrow = gl.constexpr(bits == 8)
         self.sets = gl.constexpr(1 if code.dim > 128 else 2)
         self.parts = gl.constexpr(2 if code.dim > 128 else 1)
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
-        self.p = gl.constexpr(gl.DotOperandLayout(0, o, 2))
+        self.p = gl.constexpr(gl.DotOperandLayout(0, o, 32 // bits))
         self.row = gl.constexpr(gl.SliceLayout(1, s))
         self.o_row = gl.constexpr(gl.SliceLayout(1, o))
 
@@ -181,12 +193,32 @@ def load_q(setting, shared, d_q, j, b, h, row0):
 
 
 @gluon.jit
-def load_block(desc, full, empty, buffer, stages: gl.constexpr, i, b, h, key):
-    """Load K or V of block i of the stream, when its buffer is free."""
-    at = i % stages
-    mbarrier.wait(empty.index(at), ((i // stages) & 1) ^ 1)
-    mbarrier.expect(full.index(at), desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [b, h, key, 0], full.index(at), buffer.index(at))
+def load_block(desc, full, empty, buffer, stages: gl.constexpr, i, at):
+    """Load K or V of block i of the stream from a place of its tensor, when its buffer is free."""
+    stage = i % stages
+    mbarrier.wait(empty.index(stage), ((i // stages) & 1) ^ 1)
+    mbarrier.expect(full.index(stage), desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, at, full.index(stage), buffer.index(stage))
+
+
+@gluon.jit
+def load_k(setting, shared, work, d_k, i, b, h, key):
+    """Load K of block i; of 8 bits, tokens are described in groups of 16, those of all heads one after the other."""
+    if setting.narrow:
+        groups = (work.queries + work.shift + 15) // 16
+        at = (b * (work.heads // work.group) + h) * groups + key // 16
+        load_block(d_k, shared.k_full, shared.k_empty, shared.k, setting.stages, i, [at, 0, 0, 0, 0])
+    else:
+        load_block(d_k, shared.k_full, shared.k_empty, shared.k, setting.stages, i, [b, h, key, 0])
+
+
+@gluon.jit
+def load_v(setting, shared, d_v, i, b, h, key):
+    """Load V of block i."""
+    if setting.narrow:
+        load_block(d_v, shared.v_full, shared.v_empty, shared.v, setting.stages, i, [b, h, 0, key])
+    else:
+        load_block(d_v, shared.v_full, shared.v_empty, shared.v, setting.stages, i, [b, h, key, 0])
 
 
 @gluon.jit
@@ -225,20 +257,20 @@ def load(setting, shared, work, d_q, d_k, d_v):
         kv = h // work.group
         for block in range(n):
             key = (n - 1 - block) * setting.bc
-            load_block(d_k, shared.k_full, shared.k_empty, shared.k, setting.stages, i, b, kv, key)
+            load_k(setting, shared, work, d_k, i, b, kv, key)
             if setting.padded:
                 if keys - key < setting.bc:
                     load_tail(setting, shared, d_v, i, b, kv, key, keys - key, tails)
                     tails += 1
                 else:
-                    load_block(d_v, shared.v_full, shared.v_empty, shared.v, setting.stages, i, b, kv, key)
+                    load_v(setting, shared, d_v, i, b, kv, key)
             else:
-                load_block(d_v, shared.v_full, shared.v_empty, shared.v, setting.stages, i, b, kv, key)
+                load_v(setting, shared, d_v, i, b, kv, key)
             i += 1
         j += 1
         row0, b, h, n, keys = tile(work, j)
     load_q(setting, shared, d_q, j, 0, 0, 0)
-    load_block(d_k, shared.k_full, shared.k_empty, shared.k, setting.stages, i, 0, 0, 0)
+    load_k(setting, shared, work, d_k, i, 0, 0, 0)
 
 
 @gluon.jit
@@ -283,6 +315,8 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
         # Two groups have registers to spare: they compare the block's columns, the same for every block and so kept in
         # registers, with a limit shifted to the block. Three groups have none to spare, and compute the columns each time.
         keys = gl.arange(0, setting.bc, gl.SliceLayout(0, setting.s))
+        if setting.narrow:  # 16 g + 8 h + 2 t + e is the column of key 16 g + 4 t + 2 h + e
+            keys = keys - keys % 16 + (keys // 2) % 4 * 4 + (keys // 8) % 2 * 2 + keys % 2
         if setting.groups == 2:
             limit = limit - key
         else:
@@ -292,14 +326,14 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
     shift = m_next
     if MASK:
         shift = gl.where(m_next == float("-inf"), 0.0, m_next)
-    p = gl.exp2(s * scale - gl.expand_dims(shift, 1))
+    p = gl.exp2(s * scale - gl.expand_dims(shift - setting.p_bits, 1))
     alpha = gl.exp2(m - shift)
     return p, alpha, m_next, row_sum * alpha + gl.sum(p, 1)
 
 
 @gluon.jit
-def step(c: gl.constexpr, setting, shared, q, i, i_v, p, acc, m, row_sum, scale, key, limit, MASK: gl.constexpr):
-    """`P V` of block i_v, whose P is at hand, together with `Q K^T` and softmax of block i.
+def step(c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, key, limit, MASK: gl.constexpr):
+    """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i.
 
     p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum and limit are `[ROWS]`.
     """
@@ -309,7 +343,14 @@ def step(c: gl.constexpr, setting, shared, q, i, i_v, p, acc, m, row_sum, scale,
     take_turn(c, shared, i)
     s = scores(setting, shared, q, i)  # [ROWS, bc]
     mbarrier.wait(shared.v_full.index(at_v), (i_v // setting.stages) & 1)
-    product = warpgroup_mma(p, shared.v.index(at_v).reshape((setting.bc, setting.dim)), acc, is_async=True)  # [ROWS, dim]
+    if setting.narrow:
+        v = shared.v.index(at_v).reshape((setting.dim, setting.bc)).permute((1, 0))  # [bc, dim]
+    else:
+        v = shared.v.index(at_v).reshape((setting.bc, setting.dim))
+    if setting.promotion:
+        product = warpgroup_mma(p, v, acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
+    else:
+        product = warpgroup_mma(p, v, acc, is_async=True)
     pass_turn(c, setting, shared, i)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(shared.k_empty.index(at), count=1)
@@ -322,25 +363,43 @@ def step(c: gl.constexpr, setting, shared, q, i, i_v, p, acc, m, row_sum, scale,
 @gluon.jit
 def as_operand(setting, p):
     """`P~`: P in the format of the inputs, in the registers that the second product reads."""
-    return gl.convert_layout(p.to(setting.dtype), setting.p)
+    p = p.to(setting.dtype)
+    if setting.narrow:
+        p = p.reshape([ROWS, setting.bc // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([ROWS, setting.bc])
+    return gl.convert_layout(p, setting.p, assert_trivial=setting.narrow)
 
 
 @gluon.jit
-def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit):
+def rescale(setting, acc, total, alpha, met):
+    """`alpha O` after `met` blocks of a tile: of `acc`, the sum that the tensor cores add to, and of what was promoted."""
+    factor = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+    if setting.promotion:
+        total = (total + gl.where(met % setting.promotion == 0, acc, 0.0)) * factor
+    return acc * factor, total
+
+
+@gluon.jit
+def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, total, m, row_sum, scale, n, skip, whole, limit):
     """All blocks of a tile after the first one that group c sees."""
     if setting.unaligned:
         for block in range(skip + 1, whole):
             key = (n - 1 - block) * setting.bc
-            p_next, alpha, acc, m, row_sum = step(c, setting, shared, q, i, i - 1, p, acc, m, row_sum, scale, key, limit, True)
-            acc = acc * gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+            met = block - skip
+            p_next, alpha, acc, m, row_sum = step(
+                c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, key, limit, True
+            )
+            acc, total = rescale(setting, acc, total, alpha, met)
             p = as_operand(setting, p_next)
             i += 1
-    for _ in range(whole, n):
-        p_next, alpha, acc, m, row_sum = step(c, setting, shared, q, i, i - 1, p, acc, m, row_sum, scale, 0, limit, False)
-        acc = acc * gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+    for block in range(whole, n):
+        met = block - skip
+        p_next, alpha, acc, m, row_sum = step(
+            c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, 0, limit, False
+        )
+        acc, total = rescale(setting, acc, total, alpha, met)
         p = as_operand(setting, p_next)
         i += 1
-    return i, p, acc, m, row_sum
+    return i, p, acc, total, m, row_sum
 
 
 @gluon.jit
@@ -348,7 +407,7 @@ def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.con
     """Columns of O from `column` on, out `[ROWS, dim / parts]`, through the group's buffer."""
     buffer = shared.o.index(c)
     tma.store_wait(0)
-    buffer.reshape((ROWS, setting.dim // setting.parts)).store(out.to(setting.dtype))
+    buffer.reshape((ROWS, setting.dim // setting.parts)).store(out.to(d_o.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(d_o, [b, h, row0 + c * ROWS, column], buffer)
 
@@ -361,7 +420,7 @@ def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m,
     """
     rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
     empty = row_sum == 0.0  # the row sees no key; otherwise the largest score would add 1
-    value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum)) * LN2)
+    value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum * 2.0**-setting.p_bits)) * LN2)
     gl.store(lse + (b * work.heads + h).to(gl.int64) * work.queries + rows, value, mask=rows < work.queries)
     inverse = gl.where(empty, 0.0, 1.0 / row_sum)
     factor = gl.expand_dims(gl.convert_layout(inverse, setting.o_row), 1)
@@ -386,6 +445,7 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)  # [ROWS]
     row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)  # [ROWS]
     acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)  # [ROWS, dim]
+    total = acc if setting.promotion else row_sum_0  # [ROWS, dim], what was promoted; otherwise nothing reads it
     i = 0  # blocks of the stream so far
     if setting.causal:
         i = pass_over(c, setting, shared, i, skip)
@@ -402,10 +462,13 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     j = 0  # tiles so far
     while n > 0:
         q = (j % setting.sets) * setting.groups + c
-        i, p, acc, m, row_sum = rest_of_tile(c, setting, shared, q, i, p, acc, m, row_sum, scale, n, skip, whole, limit)
+        i, p, acc, total, m, row_sum = rest_of_tile(
+            c, setting, shared, q, i, p, acc, total, m, row_sum, scale, n, skip, whole, limit
+        )
         mbarrier.arrive(shared.q_empty.index(q), count=1)
         j += 1
         q_next = (j % setting.sets) * setting.groups + c
+        met = n - skip - 1
         n = n_next
         skip, whole = own(c, setting, work, row0_next, n)
         limit = limits(c, setting, work, row0_next, keys_next)
@@ -415,10 +478,13 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
         mbarrier.wait(shared.q_full.index(q_next), (j // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
         p_next, _, acc, m_next, row_sum_next = step(
-            c, setting, shared, q_next, i, i_v, p, acc, m_0, row_sum_0, scale, key, limit, setting.masked
+            c, setting, shared, q_next, i, i_v, met, p, acc, m_0, row_sum_0, scale, key, limit, setting.masked
         )
         i += 1
         p = as_operand(setting, p_next)
+        if setting.promotion:
+            acc = total + acc
+            total = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
         finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum)
         m = m_next
         row_sum = row_sum_next
@@ -446,9 +512,9 @@ def attention(d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shif
     work = Work(tiles, heads, group, queries, shift)
     shared = Shared(
         gl.allocate_shared_memory(CODE.dtype, [setting.sets * GROUPS, 1, 1, ROWS, CODE.dim], d_q.layout),
-        gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.bc, CODE.dim], d_k.layout),
-        gl.allocate_shared_memory(CODE.dtype, [STAGES, 1, 1, CODE.bc, CODE.dim], d_v.layout),
-        gl.allocate_shared_memory(CODE.dtype, [GROUPS, 1, 1, ROWS, CODE.dim // setting.parts], d_o.layout),
+        gl.allocate_shared_memory(CODE.dtype, [STAGES] + d_k.block_shape, d_k.layout),  # noqa: RUF005 (Gluon unpacks no list)
+        gl.allocate_shared_memory(CODE.dtype, [STAGES] + d_v.block_shape, d_v.layout),  # noqa: RUF005 (Gluon unpacks no list)
+        gl.allocate_shared_memory(d_o.dtype, [GROUPS] + d_o.block_shape, d_o.layout),  # noqa: RUF005 (Gluon unpacks no list)
         barriers(setting.sets * GROUPS, 1),
         barriers(setting.sets * GROUPS, 1),
         barriers(STAGES, 1),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from numdev.attention.kernels.hopper import backward
 from numdev.attention.kernels.hopper import forward as forward_kernel
 from numdev.attention.kernels.hopper.launch import (
     BACKWARD,
+    NARROW,
     QUERIES,
     REGISTERS,
     ROWS,
@@ -34,7 +35,12 @@ from numdev.attention.kernels.portable import Gradients, Inputs, Launcher, view
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import KernelLaunch
 
-_DTYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
+_DTYPES = {
+    torch.bfloat16: gl.bfloat16,
+    torch.float16: gl.float16,
+    torch.float32: gl.float32,
+    torch.float8_e4m3fn: gl.float8e4nv,
+}
 _Descriptor = Callable[[Tensor], TensorDescriptor]
 contiguous_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
@@ -42,7 +48,7 @@ contiguous_like = partial(torch.empty_like, memory_format=torch.contiguous_forma
 def _described(shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...], layout: Any) -> _Descriptor:
     """How to describe each tensor of a shape to the copy engine, in blocks; `refusal` has checked what Triton would."""
     # A dimension of size 1 may have any stride in torch; the copy engine still requires a multiple of 16 bytes.
-    strides = (*(s if n > 1 else shape[-1] for n, s in zip(shape[:-1], strides, strict=False)), 1)
+    strides = (*(s if n > 1 else math.ceil(shape[-1] / 16) * 16 for n, s in zip(shape[:-1], strides, strict=False)), 1)
     same = {"shape": list(shape), "strides": list(strides), "block_shape": list(block), "layout": layout}
 
     def descriptor(tensor: Tensor) -> TensorDescriptor:
@@ -65,25 +71,58 @@ def _rows(like: Tensor, rows: int) -> _Descriptor:
     return _described(like.shape, like.stride(), (1, 1, rows), layout)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int | None) -> Plan:
-    """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, LSE in FP32."""
+class Narrow(NamedTuple):
+    """What the forward kernel needs to know of 8 bits: see `forward.Code`."""
+
+    promotion: int
+    p_bits: int
+
+
+def _groups(count: int, keys: int, dim: int) -> _Descriptor:
+    """Of K of 8 bits in groups of 16 tokens, in blocks of so many keys, as `forward.as_operand` needs them."""
+    block = keys // 16, 2, 4, 2, dim
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, dim), element_bitwidth=8, rank=5)
+    return _described((count, *block[1:]), (16 * dim, 2 * dim, 4 * dim, dim, 1), block, layout)
+
+
+def _laid_out(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """K of 8 bits contiguous, in a multiple of 16 tokens, and V transposed, `[batch, heads, dim, tokens]`, 0 beyond `lengths`."""
+    batch, heads, keys, dim = v.shape
+    whole = -keys % 16 + keys
+    if whole != keys or not k.is_contiguous():
+        k, given = k.new_empty(batch, heads, whole, k.shape[-1]), k
+        k[:, :, :keys].copy_(given)
+    transposed = v.new_empty(batch, heads, dim, whole)[..., :keys]
+    transposed.copy_(v.mT)
+    for entry, length in zip(transposed.view(torch.uint8), lengths, strict=True):
+        if length < keys:
+            entry[..., length:].zero_()
+    return k, transposed
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int | None, narrow: Narrow | None = None) -> Plan:
+    """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, or FP16; LSE in FP32."""
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    br = br or pinned_br(head_dim, mask, queries, keys)
-    block = SHAPES[head_dim, br]
+    br = br or pinned_br(head_dim, mask, queries, keys, narrow=narrow is not None)
+    block = (SHAPES if narrow is None else NARROW)[head_dim, br]
     bc, group, shape, dtype, device = block.bc, heads // kv_heads, q.shape, q.dtype, q.device
     lengths = mask.lengths(batch, keys)
     work = Work(heads, group, queries, keys, br, mask.causal, lengths, device_of(device).multiprocessors, bc)
     name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
     masked = mask.causal or bool(ragged)
-    padded = any(length < keys for length in ragged)
+    padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
     unaligned = mask.causal and is_unaligned(queries, keys)
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
-    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, block.registers)
+    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, block.registers, *(narrow or ()))
+    out_dtype = dtype if narrow is None else torch.float16
     numbers = scale * math.log2(math.e), heads, group, queries, keys - queries, code
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
     of_q, of_k, of_v = _blocks(q, ROWS, head_dim), _blocks(k, bc, head_dim), _blocks(v, bc, head_dim)
-    of_out = _blocks(torch.empty(shape, dtype=dtype, device="meta"), ROWS, columns)
+    of_out = _blocks(torch.empty(shape, dtype=out_dtype, device="meta"), ROWS, columns)
+    if narrow is not None:
+        of_k = _groups(batch * kv_heads * math.ceil(keys / 16), bc, head_dim)
+        of_v = _blocks(_laid_out(k, v, lengths)[1], head_dim, bc)
     programs = TABLES.of(name, device, make).shape[1]  # [rounds, programs, 5]
 
     def arguments(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Tensor) -> tuple[Any, ...]:
@@ -92,7 +131,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int |
     attend = Launcher(forward_kernel.attention, (programs,), arguments, num_warps=4)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = contiguous_like(q), q.new_empty(shape[:-1], dtype=torch.float32)
+        out = torch.empty_like(q, dtype=out_dtype, memory_format=torch.contiguous_format)
+        lse = q.new_empty(shape[:-1], dtype=torch.float32)
+        if narrow is not None:
+            k, v = _laid_out(k, v, lengths)
         attend(q, k, v, out, lse, TABLES.of(name, device, make))
         return out, lse
 

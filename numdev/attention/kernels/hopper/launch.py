@@ -56,15 +56,19 @@ SHAPES = {
 }
 
 
+# For E4M3; at d = 256 there are no registers for a promoted sum beside that of the tensor cores.
+NARROW = {(64, 128): Shape(2, 4, 240), (128, 128): Shape(2, 2, 240), (256, 128): Shape(2, 2, 240, 64)}
+
+
 def keys_of_block(head_dim: int) -> int:
     """The Bc of the forward kernel, which leaves registers for O and shared memory for two blocks each of K and V."""
     return SHAPES[head_dim, 128].bc if head_dim in (64, 128, 256) else 128
 
 
-def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int) -> int:
-    """`Br` if none is set: 192 at d = 64, but 128 for short or unaligned causal problems and at larger d."""
+def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int, *, narrow: bool = False) -> int:
+    """`Br` if none is set: 192 at d = 64, but 128 for short or unaligned causal problems, at larger d and for 8 bits."""
     slow_causal = mask.causal and (keys < _SHORT or is_unaligned(queries, keys))
-    return 192 if head_dim == 64 and not slow_causal else 128
+    return 192 if head_dim == 64 and not (slow_causal or narrow) else 128
 
 
 def is_unaligned(queries: int, keys: int) -> bool:
@@ -86,8 +90,9 @@ _FORWARD = Accepts(
     order=(None, Order.REVERSE),
     splits=(None, 1),
     softmax=Accepts(OnlineSoftmax, "softmax", exp=_BINARY),
-    **of("br bc products kernel", ALL),
+    **of("br bc products kernel promotion", ALL),
 )
+_NARROW = _FORWARD.but(softmax=Accepts(OnlineSoftmax, "softmax", exp=_BINARY, p_scale=tuple(2.0**n for n in range(-8, 9))))
 # Of a `TritonBackward`: tiles and their order are the kernel's own, and only products of FP32 can be in TF32.
 _BACKWARD = Accepts(
     object,
@@ -105,8 +110,9 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
     """
     q, v, backward = tensors["q"], tensors["v"], "do" in tensors
     head_dim, dims = q.shape[-1], tuple(QUERIES) if backward else (64, 128, 256)
-    if q.dtype not in (torch.bfloat16, torch.float16):
-        return f"it takes fp16 and bf16, not {settings.fmt.name}"
+    narrow = q.dtype == torch.float8_e4m3fn and not backward
+    if q.dtype not in (torch.bfloat16, torch.float16) and not narrow:
+        return f"it takes fp16 and bf16{'' if backward else ' and e4m3fn'}, not {settings.fmt.name}"
     if head_dim not in dims:
         return f"it takes head_dim {', '.join(map(str, dims[:-1]))} and {dims[-1]}, not {head_dim}"
     if v.shape[-1] != head_dim:
@@ -117,9 +123,12 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
     if not backward:
         if settings.bc not in (None, bc := keys_of_block(head_dim)):
             return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
-        if (head_dim, settings.br or 128) not in SHAPES:
-            return f"its Br is 128, or 192 at d = 64, not {settings.br}"
-    if (refused := (_BACKWARD if backward else _FORWARD).refusal(settings) or _MASK.refusal(mask)) is not None:
+        if (head_dim, settings.br or 128) not in (NARROW if narrow else SHAPES):
+            return f"its Br is 128, or of 16 bits 192 at d = 64, not {settings.br}"
+        if narrow and head_dim == 256 and settings.promotion:
+            return f"at d = 256 its sums are never promoted, attention.promotion=0, not {settings.promotion}"
+    accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
+    if (refused := accepts.refusal(settings) or _MASK.refusal(mask)) is not None:
         return str(refused)
     if backward and (programs := waiting(q.shape[2], mask)) > processors:
         return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"

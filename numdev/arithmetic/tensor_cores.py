@@ -30,7 +30,7 @@ from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.lazy import torch
 
 _EXPONENT = 0x7FF << 52  # of an FP64 number
-_TERMS = 1 << 17  # terms in memory at once: three such arrays fit the second cache of one core
+_TERMS, _TERMS_ON_GPU = 1 << 17, 1 << 24  # in memory at once: three such arrays fit the second cache of one core
 
 
 Two: TypeAlias = "tuple[torch.Tensor, torch.Tensor]"
@@ -69,7 +69,8 @@ class Unit:
         total = left.new_zeros(matrices, left.shape[1], columns)
         if start is not None:
             total += start.reshape(total.shape)
-        rows = max(1, _TERMS // (columns * min(self.products, inner)))
+        terms = _TERMS if a.device.type == "cpu" else _TERMS_ON_GPU
+        rows = max(1, terms // (columns * min(self.products, inner)))
         for one, right, sums in zip(left, b.double().reshape(matrices, inner, columns), total, strict=True):
             right_powers, is_finite = _powers(right, self.smallest[1]), bool(right.isfinite().all())
             for part, c in zip(one.split(rows), sums.split(rows), strict=True):

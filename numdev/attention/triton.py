@@ -243,7 +243,7 @@ class Triton(Planned, Attention):
             from numdev.attention.kernels.hopper import host
 
             narrow = host.Narrow(self.promotion, int(math.log2(self.softmax.p_scale))) if self._is_narrow else None
-            return host.forward(q, k, v, mask, scale, self.br, narrow)
+            return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow)
         from numdev.attention.kernels import portable
 
         tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=splits)

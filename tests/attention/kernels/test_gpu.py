@@ -16,10 +16,13 @@ from numdev import Cast, Mask, Order, Precision, Rounding, Tiled, Tiling, Unsupp
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.attention import instrumented
 from numdev.attention.base import Saved
+from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.hopper.launch import pinned_br
 from numdev.attention.kernels.launch import Kernel
+from numdev.attention.problem import Shape
+from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.triton import Triton, TritonBackward
 from tests.attention.bounds import near_golden
 from tests.attention.test_triton import check, check_gradients, padded, poison
@@ -35,6 +38,7 @@ CAUSAL = Mask(causal=True)
 LENGTHS = (643, 0, 300)  # of 643 keys: none cut, none there, cut within a tile
 PORTABLE, HOPPER = TritonBackward(Triton(), kernel=Kernel.PORTABLE), TritonBackward(Triton(), kernel=Kernel.HOPPER)
 FORWARD_HOPPER = Triton(kernel=Kernel.HOPPER)
+FP8_HOPPER = Triton(E4M3FN, kernel=Kernel.HOPPER, softmax=OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0))
 
 
 @pytest.fixture(autouse=True)
@@ -133,8 +137,37 @@ def test_what_padding_holds_touches_nothing(value: float, causal: bool) -> None:
     for sizes in ((3, 4, 2, 300, 700, 64), (3, 2, 1, 700, 300, 128), (3, 2, 2, 300, 4300, 256)):
         for br, lengths in itertools.product((128, 192) if sizes[-1] == 64 else (128,), ((260, 0, 1), (256, 128, 127))):
             padded(replace(FORWARD_HOPPER, br=br), sizes, lengths, value, "cuda", causal=causal)
+            padded(replace(FP8_HOPPER, promotion=0), sizes, lengths, value, "cuda", causal=causal)
     for dim in (64, 128):
         padded(HOPPER, (3, 4, 2, 515, 643, dim), LENGTHS, value, "cuda", causal=causal)
+
+
+@on_hopper
+@pytest.mark.parametrize("threshold", [0.0, 8.0])
+@pytest.mark.parametrize("mask", [Mask(), CAUSAL, Mask(causal=True, key_lengths=LENGTHS)], ids=["none", "causal", "lengths"])
+@pytest.mark.parametrize(
+    ("kernel", "dim"),
+    [(FORWARD_HOPPER, 64), (FORWARD_HOPPER, 128), (FORWARD_HOPPER, 256), (replace(FP8_HOPPER, promotion=0), 256)]
+    + [(replace(FP8_HOPPER, promotion=n), dim) for n in (0, 1, 3) for dim in (64, 128)],
+    ids=str,
+)
+def test_the_emulation_of_the_hopper_kernel(kernel: Triton, dim: int, mask: Mask, threshold: float) -> None:
+    """With tensor cores to the bit in E4M3: what remains is the exponential, an ulp, where P or O is between two numbers.
+
+    The threshold turns few rescales into none, and P up to 2^8.
+    """
+    scale = 256.0 / 2**threshold if kernel.fmt == E4M3FN else 1.0
+    kernel = replace(kernel, softmax=replace(kernel.softmax, rescale_threshold=threshold, p_scale=scale))
+    q, k, v = on("cuda", kernel.round_inputs(*draw((3, 4, 2, 515, 643, dim))))
+    got = kernel(q, k, v, mask)
+    emulation = emulation_of(kernel, Shape(3, 4, 2, 515, 643, dim), mask)(q, k, v, mask)
+    golden = Exact()(q.double(), k.double(), v.double(), mask).out
+    error = (emulation.out - golden).square().mean().sqrt()
+    assert (got.out - golden).square().mean().sqrt() == pytest.approx(float(error), rel=1e-3)
+    assert float((got.out - emulation.out).square().mean().sqrt()) < 0.1 * float(error)
+    if kernel.fmt == E4M3FN:
+        assert float((got.out == emulation.out).float().mean()) > 0.98
+    torch.testing.assert_close(lse_of(got), lse_of(emulation).float(), rtol=1e-6, atol=3e-6)
 
 
 @on_hopper
@@ -206,6 +239,7 @@ REPEATED: list[tuple[Triton | TritonBackward, Sizes, Mask]] = [
     (FORWARD_HOPPER, (2, 4, 2, 1000, 1000, 128), Mask(causal=True, key_lengths=(900, 900))),
     (FORWARD_HOPPER, (1, 4, 2, 4096, 4096, 64), Mask(causal=True, key_lengths=(3996,))),
     (FORWARD_HOPPER, (2, 4, 2, 1000, 1000, 256), Mask(causal=True, key_lengths=(900, 900))),
+    (FP8_HOPPER, (2, 4, 2, 1000, 1000, 128), Mask(causal=True, key_lengths=(900, 900))),
     (PORTABLE, (2, 4, 2, 1000, 1000, 128), CAUSAL),
     (PORTABLE, (1, 4, 4, 2048, 2048, 64), CAUSAL),
     *((HOPPER, (3, 4, 2, 515, 643, dim), Mask(causal=True, key_lengths=LENGTHS)) for dim in (64, 128)),

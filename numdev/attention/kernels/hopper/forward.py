@@ -71,6 +71,7 @@ class Code(NamedTuple):
         masked: whether the first block of a tile can hold keys that are not seen.
         padded: whether v exists beyond a batch entry's last key, and may hold anything there.
         registers: of a computing thread.
+        threshold: by how much, in units of log 2, the largest score of a row must rise before m does and O is rescaled.
         promotion: of 8 bits, blocks of keys after which the sum of `P V` is promoted; 0 for never.
         p_bits: of 8 bits, log2 of the factor of P.
     """
@@ -85,6 +86,7 @@ class Code(NamedTuple):
     masked: bool
     padded: bool
     registers: int
+    threshold: float = 0.0
     promotion: int = 0
     p_bits: int = 0
 
@@ -322,7 +324,11 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
         else:
             keys = keys + key
         s = gl.where(gl.expand_dims(keys, 0) < gl.expand_dims(limit, 1), s, float("-inf"))
-    m_next = gl.maximum(m, gl.max(s, 1) * scale)
+    largest = gl.max(s, 1) * scale
+    if setting.threshold > 0:
+        m_next = gl.where(largest - m > setting.threshold, largest, m)
+    else:
+        m_next = gl.maximum(m, largest)
     shift = m_next
     if MASK:
         shift = gl.where(m_next == float("-inf"), 0.0, m_next)
@@ -370,12 +376,24 @@ def as_operand(setting, p):
 
 
 @gluon.jit
-def rescale(setting, acc, total, alpha, met):
-    """`alpha O` after `met` blocks of a tile: of `acc`, the sum that the tensor cores add to, and of what was promoted."""
+def rescaled(setting, acc, total, alpha):
     factor = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
     if setting.promotion:
-        total = (total + gl.where(met % setting.promotion == 0, acc, 0.0)) * factor
+        total = total * factor
     return acc * factor, total
+
+
+@gluon.jit
+def rescale(setting, acc, total, alpha, met):
+    """`alpha O` after `met` blocks of a tile: of `acc`, the sum that the tensor cores add to, and of what was promoted."""
+    if setting.promotion:
+        total = total + gl.where(met % setting.promotion == 0, acc, 0.0)
+    if setting.threshold > 0:
+        if gl.min(alpha, 0) < 1.0:
+            acc, total = rescaled(setting, acc, total, alpha)
+    else:
+        acc, total = rescaled(setting, acc, total, alpha)
+    return acc, total
 
 
 @gluon.jit

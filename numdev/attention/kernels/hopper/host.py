@@ -100,7 +100,16 @@ def _laid_out(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, T
     return k, transposed
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int | None, narrow: Narrow | None = None) -> Plan:
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    scale: float,
+    br: int | None,
+    threshold: float = 0.0,
+    narrow: Narrow | None = None,
+) -> Plan:
     """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, or FP16; LSE in FP32."""
     (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
     br = br or pinned_br(head_dim, mask, queries, keys, narrow=narrow is not None)
@@ -114,7 +123,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, br: int |
     padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
     unaligned = mask.causal and is_unaligned(queries, keys)
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
-    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, block.registers, *(narrow or ()))
+    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, block.registers, threshold, *(narrow or ()))
     out_dtype = dtype if narrow is None else torch.float16
     numbers = scale * math.log2(math.e), heads, group, queries, keys - queries, code
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O

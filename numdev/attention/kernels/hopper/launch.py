@@ -57,7 +57,7 @@ SHAPES = {
 
 
 # For E4M3; at d = 256 there are no registers for a promoted sum beside that of the tensor cores.
-NARROW = {(64, 128): Shape(2, 4, 240), (128, 128): Shape(2, 2, 240), (256, 128): Shape(2, 2, 240, 64)}
+NARROW = {(64, 128): Shape(2, 2, 240), (128, 128): Shape(2, 2, 240), (256, 128): Shape(2, 3, 240, 64)}
 
 
 def keys_of_block(head_dim: int) -> int:
@@ -89,10 +89,10 @@ _FORWARD = Accepts(
     fmt=BINARY,
     order=(None, Order.REVERSE),
     splits=(None, 1),
-    softmax=Accepts(OnlineSoftmax, "softmax", exp=_BINARY),
+    softmax=(_SOFTMAX := Accepts(OnlineSoftmax, "softmax", exp=_BINARY, rescale_threshold=ALL)),
     **of("br bc products kernel promotion", ALL),
 )
-_NARROW = _FORWARD.but(softmax=Accepts(OnlineSoftmax, "softmax", exp=_BINARY, p_scale=tuple(2.0**n for n in range(-8, 9))))
+_NARROW = _FORWARD.but(softmax=_SOFTMAX.but(p_scale=tuple(2.0**n for n in range(-8, 9))))
 # Of a `TritonBackward`: tiles and their order are the kernel's own, and only products of FP32 can be in TF32.
 _BACKWARD = Accepts(
     object,
@@ -112,7 +112,7 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
     head_dim, dims = q.shape[-1], tuple(QUERIES) if backward else (64, 128, 256)
     narrow = q.dtype == torch.float8_e4m3fn and not backward
     if q.dtype not in (torch.bfloat16, torch.float16) and not narrow:
-        return f"it takes fp16 and bf16{'' if backward else ' and e4m3fn'}, not {settings.fmt.name}"
+        return f"it takes {'fp16 and bf16' if backward else 'fp16, bf16 and e4m3fn'}, not {settings.fmt.name}"
     if head_dim not in dims:
         return f"it takes head_dim {', '.join(map(str, dims[:-1]))} and {dims[-1]}, not {head_dim}"
     if v.shape[-1] != head_dim:
@@ -126,13 +126,14 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
         if (head_dim, settings.br or 128) not in (NARROW if narrow else SHAPES):
             return f"its Br is 128, or of 16 bits 192 at d = 64, not {settings.br}"
         if narrow and head_dim == 256 and settings.promotion:
-            return f"at d = 256 its sums are never promoted, attention.promotion=0, not {settings.promotion}"
+            return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
     accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
     if (refused := accepts.refusal(settings) or _MASK.refusal(mask)) is not None:
         return str(refused)
     if backward and (programs := waiting(q.shape[2], mask)) > processors:
         return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"
-    unread = next((name for name, x in tensors.items() if not _is_aligned(x)), None)
+    read = {"q": q} if narrow else tensors  # k and v of 8 bits are laid out anew where they have to be
+    unread = next((name for name, x in read.items() if not _is_aligned(x)), None)
     return unread and f"the copy engine needs {unread} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
 
 

@@ -11,8 +11,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from numdev.arithmetic.formats import BF16, FP16, FP32, Format
-from numdev.attention.kernels.hopper.launch import QUERIES, SHAPES, Work, keys_of_block, pinned_br, refusal, schedule, waiting
+from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.attention.kernels.hopper import host
+from numdev.attention.kernels.hopper.launch import (
+    NARROW,
+    QUERIES,
+    SHAPES,
+    Work,
+    keys_of_block,
+    pinned_br,
+    refusal,
+    schedule,
+    waiting,
+)
 from numdev.attention.kernels.hopper.order import RESIDENT
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, OutputForDelta, Recompute
@@ -67,7 +78,7 @@ def test_a_group_of_rows_passes_over_one_block_of_a_tile_at_most(work: Work) -> 
 
 
 def test_every_shape_keeps_to_what_the_kernels_assert() -> None:
-    for (head_dim, br), shape in SHAPES.items():
+    for (head_dim, br), shape in [*SHAPES.items(), *NARROW.items()]:
         assert 64 * (shape.groups - 1) <= shape.bc == keys_of_block(head_dim)
         assert shape.br == br
         assert 128 * (shape.groups * shape.registers + 24) <= 65536, "registers of a multiprocessor"
@@ -126,10 +137,25 @@ REFUSED: list[tuple[Tensors, Mask, dict[str, Any], str | None, str | None]] = [
     ((Q, K, V, DO), Mask(window=5), {}, "window", "window"),
     ((Q, K, V, DO), Mask(), {"softmax": OnlineSoftmax(exp=Exponential.EXP)}, "softmax.exp", None),
     ((Q, K, V, DO), Mask(), {"softmax": OnlineSoftmax(Normalise.EACH, Exponential.EXP2)}, "softmax.normalise: each is not", None),
-    ((Q, K, V, DO), Mask(), {"softmax": LAZY}, "softmax.rescale_threshold", None),
+    ((Q, K, V, DO), Mask(), {"softmax": LAZY}, None, None),
+    ((Q, K, V, DO), Mask(), {"softmax": OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)}, "softmax.p_scale", None),
+    (
+        EIGHT,
+        Mask(),
+        {"fmt": E4M3FN, "softmax": OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)},
+        None,
+        "fp16 and bf16, not e4m3fn",
+    ),
+    (
+        EIGHT,
+        Mask(),
+        {"fmt": E4M3FN, "softmax": OnlineSoftmax(exp=Exponential.EXP2, p_scale=3.0)},
+        "softmax.p_scale: 3.0",
+        "not e4m3fn",
+    ),
     ((Q, K, V, DO), Mask(), {"recompute": Recompute()}, None, "recompute.exponential"),
     ((Q, K, V, DO), Mask(), {"recompute": BY_PROBABILITIES}, None, "recompute.delta: probabilities"),
-    (tensors(torch.float32), Mask(), {"fmt": FP32}, "it takes fp16 and bf16, not fp32", "not fp32"),
+    (tensors(torch.float32), Mask(), {"fmt": FP32}, "it takes fp16, bf16 and e4m3fn, not fp32", "not fp32"),
     (tensors(dim=96), Mask(), {}, "head_dim 64, 128 and 256, not 96", "head_dim 64 and 128, not 96"),
     (tensors(dim=256), Mask(), {}, None, "head_dim 64 and 128, not 256"),
     ((Q, K, WIDE, DO), Mask(), {}, "v has 128, q 64", "v has 128, q 64"),
@@ -149,6 +175,29 @@ def test_says_what_it_cannot_run(
         assert reason is None if words is None else words in str(reason)
 
 
+def scaled(p_scale: float) -> OnlineSoftmax:
+    return OnlineSoftmax(exp=Exponential.EXP2, p_scale=p_scale)
+
+
+@pytest.mark.parametrize(
+    ("fmt", "dim", "changes", "words"),
+    [
+        (E4M3FN, 64, {}, None),
+        (E4M3FN, 128, {"softmax": scaled(256.0), "promotion": 4}, None),
+        (E4M3FN, 256, {"softmax": scaled(0.5), "promotion": 0}, None),
+        (E4M3FN, 256, {}, "give attention.promotion=0, not 1"),
+        (E4M3FN, 64, {"softmax": scaled(3.0)}, "softmax.p_scale: 3.0"),
+        (E4M3FN, 64, {"br": 192}, "its Br is 128"),
+        (E5M2, 64, {}, "it takes fp16, bf16 and e4m3fn, not e5m2"),
+    ],
+)
+def test_eight_bits(fmt: Format, dim: int, changes: dict[str, Any], words: str | None) -> None:
+    """K and V may have any strides: they are laid out anew."""
+    q, k, v, _ = tensors(fmt.dtype, dim)
+    reason = refusal(Triton(fmt, kernel=Kernel.HOPPER, **changes), Mask(), 132, q=q, k=k.mT.contiguous().mT, v=v)
+    assert reason is None if words is None else words in str(reason)
+
+
 @given(st.integers(1, 100_000), st.booleans(), st.integers(1, 200))
 def test_runs_only_where_all_that_wait_for_each_other_run_at_once(queries: int, causal: bool, count: int) -> None:
     mask = Mask(causal=causal)
@@ -165,6 +214,23 @@ def test_a_kernel_that_is_named_is_refused_where_it_cannot_run(device: str) -> N
     with pytest.raises(Unsupported, match="the Hopper kernel cannot run this") as error:
         replace(BACKWARD, kernel=Kernel.HOPPER)(*tensors(device=device), Mask(window=5))
     assert error.value.field == "backward.kernel"
+
+
+@pytest.mark.parametrize("lengths", [(40, 37), (21, 0)], ids=str)
+def test_v_of_eight_bits_is_transposed_and_0_where_no_key_is(lengths: tuple[int, ...]) -> None:
+    """K stays as it is, in memory of whole groups of 16 tokens; V of a key that is padding may be NaN."""
+    k, v = (torch.randn(2, 3, 40, 64).to(torch.float8_e4m3fn) for _ in range(2))
+    for entry, length in enumerate(lengths):
+        v[entry, :, length:] = float("nan")
+    laid_k, laid_v = host._laid_out(k.transpose(1, 2).contiguous().transpose(1, 2), v, lengths)
+    assert laid_k.shape == (2, 3, 48, 64)
+    assert laid_k.is_contiguous()
+    assert torch.equal(laid_k[:, :, :40].float(), k.float())
+    assert laid_v.shape == (2, 3, 64, 40)
+    assert laid_v.stride()[-2:] == (48, 1)
+    for entry, length in enumerate(lengths):
+        assert torch.equal(laid_v[entry, ..., :length].float(), v[entry, :, :length].mT.float())
+        assert not laid_v[entry, ..., length:].float().any()
 
 
 def test_the_addition_of_the_copy_engine_is_still_there() -> None:

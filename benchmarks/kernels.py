@@ -1,9 +1,10 @@
 """Forward kernels against SDPA cuDNN, side by side on one GPU.
 
-    python -m benchmarks.kernels [--quick]
+    python -m benchmarks.kernels [--quick] [--precision e4m3fn]
 
-BF16, 16,384 tokens, 2048/d heads, random inputs. Every kernel is captured in a CUDA graph of four launches and the graphs are
-replayed in turn, twelve rounds, so that all of them see the same clocks: a GPU under load lowers them by a tenth. The figure is
+BF16, 16,384 tokens, 2048/d heads, random inputs. With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums
+promoted after every tile of keys (not at d = 256), or never; a call, and the share of it that lays out k and v. Every kernel is
+captured in a CUDA graph of four launches and the graphs are replayed in turn, twelve rounds, so that all of them see the same clocks: a GPU under load lowers them by a tenth. The figure is
 the median over rounds, without the host's share.
 """
 
@@ -19,7 +20,9 @@ import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from numdev.arithmetic.formats import E4M3FN
 from numdev.attention.mask import Mask
+from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.triton import Kernel, Triton
 
 TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
@@ -42,6 +45,23 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
         "numdev hopper": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask),
         "numdev portable": lambda: Triton(kernel=Kernel.PORTABLE)(q, k, v, mask),
     }
+
+
+def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> dict[str, Call]:
+    """The Hopper kernel in BF16 and in E4M3, and what the latter does to k and v before it begins."""
+    from numdev.attention.kernels.hopper import host
+
+    mask, softmax = Mask(causal=causal), OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)
+    q8, k8, v8 = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
+    never, each = (Triton(E4M3FN, softmax=softmax, kernel=Kernel.HOPPER, promotion=n) for n in (0, 1))
+    runs: dict[str, Call] = {
+        "bf16": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask),
+        "never": lambda: never(q8, k8, v8, mask),
+    }
+    if q.shape[-1] < 256:
+        runs["each tile"] = lambda: each(q8, k8, v8, mask)
+    lengths = (k.shape[2],) * k.shape[0]
+    return runs | {"layout": lambda: host._laid_out(k8, v8, lengths)}
 
 
 def environment() -> str:
@@ -83,11 +103,27 @@ def seconds_of_calls(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, f
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def rows_of_eight_bits(lengths: tuple[int, ...]) -> None:
+    for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths):
+        q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
+        layout = times.pop("layout")
+        rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())
+        alone = flops / (times["never"] - layout) / 1e12
+        place = f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}"
+        print(f"{place}  {rates}  never, without the layout {alone:4.0f}; layout {1e6 * layout:.0f} us", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
-    lengths = (1024, 4096) if parser.parse_args().quick else (1024, 2048, 4096, 8192, 16384)
-    print(environment(), "TFLOP/s")
+    parser.add_argument("--precision", choices=["bf16", "e4m3fn"], default="bf16")
+    options = parser.parse_args()
+    lengths = (1024, 4096) if options.quick else (1024, 2048, 4096, 8192, 16384)
+    print(environment(), "TFLOP/s", flush=True)
+    if options.precision == "e4m3fn":
+        rows_of_eight_bits((4096, 16384))
+        return
     ratios: dict[int, list[float]] = {}
     for dim in (64, 128, 256):
         for causal in (False, True):

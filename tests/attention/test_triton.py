@@ -43,16 +43,19 @@ SHAPES: list[Sizes] = [
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `torch.empty` return NaN, or a large number, so that an element that no kernel writes shows."""
-    empty = torch.empty
+    """Let new memory hold NaN, or a large number, so that an element that no kernel writes shows."""
 
-    def poisoned(*args: object, **keywords: object) -> Tensor:
-        made: Tensor = empty(*args, **keywords)  # type: ignore[call-overload]
-        if made.is_floating_point():
-            return made.fill_(float("nan")) if made.dtype.itemsize > 1 else made
-        return made.fill_(123)
+    def poison_of(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def poisoned(*args: object, **keywords: object) -> Tensor:
+            made = make(*args, **keywords)
+            if made.is_floating_point():
+                return made.fill_(float("nan"))
+            return made.fill_(123)
 
-    monkeypatch.setattr(torch, "empty", poisoned)
+        return poisoned
+
+    for home, name in ((torch, "empty"), (torch, "empty_like"), (Tensor, "new_empty")):
+        monkeypatch.setattr(home, name, poison_of(getattr(home, name)))
 
 
 def saved_of(backward: TritonBackward, inputs: Inputs, mask: Mask, scale: float) -> Saved:

@@ -42,7 +42,6 @@ _DTYPES = {
     torch.float8_e4m3fn: gl.float8e4nv,
 }
 _Descriptor = Callable[[Tensor], TensorDescriptor]
-contiguous_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
 
 
 def _described(shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...], layout: Any) -> _Descriptor:
@@ -191,7 +190,7 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     make = partial(torch.tensor, lengths, dtype=torch.int32)
 
     def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor) -> Gradients:
-        dq, dk, dv = contiguous_like(q), contiguous_like(k), contiguous_like(v)
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         seeing = dq
         if hidden:
             q, do, out, lse, seeing = (x[:, :, hidden:] for x in (q, do, out, lse, dq))

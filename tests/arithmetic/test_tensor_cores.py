@@ -59,7 +59,7 @@ def chain(a: list[float], b: list[float], c: float, unit: Unit, formats: tuple[F
         top = max([unit.floor, *exponents])
         total = sum((cut(term, top - unit.fraction) for term in [*(t for t, _, _ in terms), Fraction(c)]), Fraction(0))
         stored = cut(total, exponent(total, FP32) - unit.stored) if total else total
-        sign = -1.0 if total < 0 else 1.0
+        sign = -1.0 if stored < 0 else 1.0
         c = sign * (float("inf") if abs(stored) >= 2**128 else float(abs(stored)))
     return c
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from numdev import Format, Mask, Tiling, Triton
 from numdev.attention.kernels import backward as device
@@ -42,11 +43,14 @@ BACKWARD = (
     ("bf16", 256, "causal", 90),
     ("fp32", 128, "none", 89),
 )
-# head_dim, Br, causal, unaligned, masked, padded
+# head_dim, Br, causal, unaligned, masked, padded, and of e4m3fn the promotion
 HOPPER = (
-    (64, 192, True, False, True, False),
-    (128, 128, True, True, True, False),
-    (256, 128, True, True, True, True),
+    (64, 192, True, False, True, False, None),
+    (128, 128, True, True, True, False, None),
+    (256, 128, True, True, True, True, None),
+    (64, 128, True, False, True, False, 1),
+    (128, 128, True, False, True, False, 1),
+    (256, 128, True, False, True, False, 0),
 )
 # head_dim, causal, masked, padded, grouped
 HOPPER_BACKWARD = (
@@ -153,23 +157,34 @@ def descriptor(dtype: Any, *block: int) -> str:
     layout = gl.NVMMASharedLayout.get_default_for([1, 1, *block], dtype)
     if len(block) == 1:
         layout = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
-    return f"tensordesc<{dtype}[{', '.join(map(str, (1, 1, *block)))}],{layout!r}>"
+    return _described(dtype, (1, 1, *block), layout)
 
 
-def hopper(dim: int, br: int, causal: bool, unaligned: bool, masked: bool, padded: bool) -> list[dict[str, Any]]:
+def _described(dtype: Any, block: tuple[int, ...], layout: Any) -> str:
+    return f"tensordesc<{dtype}[{', '.join(map(str, block))}],{layout!r}>"
+
+
+def hopper(
+    dim: int, br: int, causal: bool, unaligned: bool, masked: bool, padded: bool, promotion: int | None
+) -> list[dict[str, Any]]:
     """The forward kernel for Hopper GPUs."""
     from triton.experimental.gluon import language as gl
 
-    from numdev.attention.kernels.hopper import forward
-    from numdev.attention.kernels.hopper.launch import SHAPES
+    from numdev.attention.kernels.hopper import forward, host
+    from numdev.attention.kernels.hopper.launch import NARROW, SHAPES
 
-    shape, dtype = SHAPES[dim, br], gl.bfloat16
-    sizes = (shape.bc, dim, shape.groups, shape.stages)
-    values = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers)}
-    keys, rows, out = (descriptor(dtype, n, d) for n, d in ((shape.bc, dim), (64, dim), (64, dim // 2 if dim > 128 else dim)))
-    types = {"d_q": rows, "d_k": keys, "d_v": keys, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
+    narrow = promotion is not None
+    shape, dtype = (NARROW if narrow else SHAPES)[dim, br], gl.float8e4nv if narrow else gl.bfloat16
+    sizes, own = (shape.bc, dim, shape.groups, shape.stages), (promotion, 8) if narrow else ()
+    values = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers, 0.0, *own)}
+    rows, keys, values_ = descriptor(dtype, 64, dim), descriptor(dtype, shape.bc, dim), descriptor(dtype, shape.bc, dim)
+    if narrow:
+        made = host._groups(1, shape.bc, dim)(torch.empty(0))
+        keys, values_ = _described(dtype, tuple(made.block_shape), made.layout), descriptor(dtype, dim, shape.bc)
+    out = descriptor(gl.float16 if narrow else dtype, 64, dim // 2 if dim > 128 else dim)
+    types = {"d_q": rows, "d_k": keys, "d_v": values_, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
     kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4})
-    return [{"dim": dim, "br": br} | needs(kernel, 90)]
+    return [{"dim": dim, "br": br, "promotion": promotion or 0} | needs(kernel, 90)]
 
 
 def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped: bool) -> list[dict[str, Any]]:
@@ -234,12 +249,12 @@ def test_the_chosen_backward_tiles_fit_and_stay_in_registers() -> None:
 
 @pytest.mark.parametrize("kind", ["hopper", "hopper_backward"])
 def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_in_flight(kind: str) -> None:
-    """Forward, an unaligned causal limit at d = 256 has two loops, and a few scalars of the tile in memory: none of S, P or O.
+    """Forward, an unaligned causal limit at d = 256, and a second sum of P V, leave a few scalars in memory: none of S, P or O.
 
     Backward, a few addresses and counts of the walk are in memory: the least of the matrices are 64 numbers of a thread.
     """
     for kernel in in_a_process(kind):
-        most = 4 * 64 - 1 if kind == "hopper_backward" else 32 if kernel["dim"] == 256 else 0
+        most = 4 * 64 - 1 if kind == "hopper_backward" else 32 if kernel["dim"] == 256 or kernel.get("promotion") else 0
         assert kernel["stack"] <= most, kernel
         assert not kernel["warnings"], kernel
         assert kernel["shared"] <= 227 * 1024, kernel

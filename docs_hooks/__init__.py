@@ -18,6 +18,8 @@ BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
     measured.certified_backward,
     measured.claims,
     measured.decode_speed,
+    measured.fp8_kernel,
+    measured.fp8_steps,
     measured.instrument_speed,
     measured.instrumented_speed,
     measured.kernel_speed,

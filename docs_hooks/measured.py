@@ -47,6 +47,39 @@ def paper() -> Iterator[str]:
         yield f"| {link} | {cell(escaped(found[0]['text']))} | {cell('<br>'.join(ours))} | {counted} |"
 
 
+def _rmse(folder: str, reference: str, label: str) -> dict[tuple[str, str, str, str], str]:
+    """RMSE by subject, scenario, keys and label, rounded to three digits."""
+    with (REFERENCE / folder / "summary.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["reference"] == reference]
+    return {
+        (row["subject"], row["scenario"], row["label.problem.n"], row[label]): f"{float(row['rmse.mean']):.3g}" for row in rows
+    }
+
+
+def fp8_kernel() -> Iterator[str]:
+    """The RMSE of the FP8 kernel and of its emulation, at the longest lengths that were measured."""
+    found = _rmse("h100/fp8", "golden_same_inputs", "label.promotion")
+    yield from ("| inputs | N | promoted | kernel | emulation |", "|---|---|---|---|---|")
+    for scenario, title, n in (
+        ("uniform", "V of one sign", 1024),
+        ("uniform", "V of one sign", 4096),
+        ("normal", "normal", 16384),
+    ):
+        for promotion in ("after a tile", "after 4 tiles", "after 64 tiles", "never"):
+            kernel, emulation = (found[subject, scenario, str(n), promotion] for subject in ("variant", "baseline"))
+            yield f"| {title} | {n:,} | {promotion} | {kernel} | {emulation} |"
+
+
+def fp8_steps() -> Iterator[str]:
+    """The RMSE of FP8 attention by what is in FP8, from the study `fp8`."""
+    found = _rmse("cpu/fp8", "golden", "label.step")
+    places = (("uniform", "1024"), ("uniform", "16384"), ("uniform", "131072"), ("normal", "131072"), ("captured", "256"))
+    yield "| in FP8 | V of one sign, N = 1024 | 16,384 | 131,072 | normal inputs, 131,072 | a trained model's, 256 |"
+    yield "|---|---|---|---|---|---|"
+    for step in dict.fromkeys(key[3] for key in found):
+        yield f"| {step} | " + " | ".join(found.get(("variant", *place, step), "") for place in places) + " |"
+
+
 def instrumented_speed() -> Iterator[str]:
     """What `benchmarks/instrumented.py` printed on one H200."""
     text = (REFERENCE / "h200" / "benchmarks" / "instrumented.txt").read_text()

@@ -133,6 +133,7 @@ class Scale(Enum):
     """How many numbers share one scale."""
 
     TENSOR = "tensor"
+    HEAD = "head"  # one head of one batch entry
     BLOCK = "block"  # `block` rows of one head
     ROW = "row"
     CHANNEL = "channel"  # one of the head_dim columns of one head
@@ -176,7 +177,7 @@ class Quantised:
     to: Cast | Microscaled = setting(MISSING, "grid that q, k and v are rounded to after division by their scale", "format")
     scale: Scale | None = setting(
         None,
-        "numbers of q, k and v that share one scale: of a tensor, block of rows, row, channel or thread; empty if microscaled",
+        "numbers of q, k and v that share a scale: tensor, head, block of rows, row, channel or thread; empty if microscaled",
     )
     block: int = setting(128, "rows of a head that share one scale, with a scale per block", "rows")
     block_q: int | None = setting(None, "rows of q that share one, where they are not as many; empty where they are", "rows")
@@ -193,6 +194,9 @@ class Quantised:
         "numbers of v that share one scale where v has a grid of its own; empty without a scale, which is `none`",
         none="none",
     )
+    queries: Cast | None = setting(
+        None, "q, where it is only rounded, as beside a cache of k and v in fewer bits; empty where it is quantised too", "format"
+    )
     seed: int = setting(0, "what the signs of the Hadamard matrix are drawn with")
 
     def __post_init__(self) -> None:
@@ -208,6 +212,9 @@ class Quantised:
                 raise BadInput(f"precision.quantise.{name}", scale.value, why)
         if Scale.THREAD in (self.values_scale, self.scale if self.values is None else None):
             raise BadInput("precision.quantise.values_scale", "thread", "only q and k have it; give values another one")
+        if self.queries is not None and (self.hadamard or self.smoothing.of_q):
+            hint = "q that is turned or smoothed is quantised; give null, or hadamard=false and smoothing none or k"
+            raise BadInput("precision.quantise.queries", str(self.queries), hint)
         if self.smoothing_block is not None and not self.smoothing.of_q:
             hint = "it is of q's mean; give smoothing q or qk"
             raise BadInput("precision.quantise.smoothing_block", self.smoothing_block, hint)
@@ -257,6 +264,8 @@ class Quantised:
             parts.append(f"values {self.values}")
         if self.values_scale is not None:
             parts.append(self._shared(self.values_scale))
+        if self.queries is not None:
+            parts.append(f"queries {self.queries}")
         return ", ".join(parts)
 
     def _shared(self, scale: Scale) -> str:
@@ -278,7 +287,8 @@ class Quantised:
             mean_q = self._means(q)
             q = torch.cat([self._rotated(q - mean_q, rotation, noise, is_q=True), mean_q], -1)
             return q, torch.cat([rounded_k, k], -1), self._values(v, noise)
-        return self._rotated(q, rotation, noise, is_q=True), rounded_k, self._values(v, noise)
+        rounded_q = self._rotated(q, rotation, noise, is_q=True) if self.queries is None else self.queries(q, noise)
+        return rounded_q, rounded_k, self._values(v, noise)
 
     def _means(self, q: torch.Tensor) -> torch.Tensor:
         """The mean over tokens, or over each block of them, for every token."""
@@ -319,6 +329,8 @@ def round_shared(
     batch, heads, tokens, _ = x.shape
     if scale is Scale.TENSOR:
         largest = (x if whole is None else whole).abs().amax().to(x).expand(1, 1, 1, 1)
+    elif scale is Scale.HEAD:
+        largest = x.abs().amax((-1, -2), keepdim=True)
     elif scale is Scale.ROW:
         largest = x.abs().amax(-1, keepdim=True)
     elif scale is Scale.CHANNEL:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -35,6 +36,7 @@ def shares(name: str, scale: Scale, token: int, channel: int) -> tuple[int, ...]
     thread = token % rows % 8
     return {
         Scale.TENSOR: (),
+        Scale.HEAD: (),
         Scale.BLOCK: (token // rows,),
         Scale.ROW: (token,),
         Scale.CHANNEL: (-1 - channel,),
@@ -275,3 +277,16 @@ def test_what_is_no_microscaled_format_is_refused(text: str, field: str) -> None
     with pytest.raises(BadInput) as caught:
         Microscaled.parse(text)
     assert caught.value.field == field
+
+
+def test_queries_of_their_own_are_rounded_and_no_more() -> None:
+    """As a kernel reads q in BF16 beside a cache of k and v in fewer bits."""
+    q, k, v = draw((2, 4, 2, 5, 7, 16))
+    beside = Quantised(FINE, Scale.HEAD, queries=Cast.parse("bf16"))
+    got, alone = beside(q, k, v), Quantised(FINE, Scale.HEAD)(q, k, v)
+    assert torch.equal(got[0], q.double().to(torch.bfloat16).double())
+    assert torch.equal(got[1], alone[1])
+    assert torch.equal(got[2], alone[2])
+    for turned in ({"hadamard": True}, {"smoothing": Smoothing.Q}):
+        with pytest.raises(BadInput, match=r"precision\.quantise\.queries: .*turned or smoothed"):
+            replace(beside, **turned)

@@ -115,6 +115,7 @@ _QUANTISED = Accepts(
     "precision.quantise",
     to=_GRID,
     values=(None, *_GRID),
+    queries=(None, _OUTSIDE),
     smoothing=(Smoothing.NONE, Smoothing.K),
     **of("scale block block_q hadamard values_scale seed", ALL),
 )

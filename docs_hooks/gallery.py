@@ -22,6 +22,7 @@ TITLES = {
     "cpu/spikes": "Loss spikes, on a CPU",
     "cpu/training": "Training, on a CPU",
     "cpu/fp8": "FP8 attention, predicted on a CPU",
+    "cpu/kv_cache": "Formats of a KV cache, on a CPU",
     "h100/fp8": "An FP8 kernel beside its prediction, on a GPU",
     "h200": "Real kernels and long sequences, on a GPU",
     "h200/backward": "Gradients, on GPUs",

@@ -94,6 +94,13 @@ def studies() -> list[Study]:
             {"problem.n": [128, 16384]},
             {"tiling.bc": 128, "problem.queries": 4, "problem.heads": 1, "problem.head_dim": 32},
         ),
+        toy(
+            "fp8_kernel",
+            ("normal",),
+            {"problem.n": [32, 64], "promotion": {"after a tile": {}, "never": {"tiling.bc": 32}}},
+            {"attention.kernel": "portable", "tiling.br": 16, "tiling.bc": 16, "problem.queries": 20, "problem.head_dim": 16},
+        ),
+        toy("kv_cache", ("normal",), base={"problem.n": 64, "problem.heads": 2, "problem.head_dim": 32}),
         toy("sign", ("uniform", "normal"), {"precision": ["bf16", "kernel_bf16"]}),
         validate(),
         kernels(),

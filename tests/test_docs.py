@@ -39,7 +39,7 @@ _OMITTED = (
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 TEXT = README.read_text()
-FINDINGS = " ".join(TEXT.partition("## Three findings")[2].partition("\n## ")[0].split())
+FINDINGS = " ".join(TEXT.partition("## Four findings")[2].partition("\n## ")[0].split())
 PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md"))
 
 

@@ -194,10 +194,10 @@ class Quantised:
         "numbers of v that share one scale where v has a grid of its own; empty without a scale, which is `none`",
         none="none",
     )
+    seed: int = setting(0, "what the signs of the Hadamard matrix are drawn with")
     queries: Cast | None = setting(
         None, "q, where it is only rounded, as beside a cache of k and v in fewer bits; empty where it is quantised too", "format"
     )
-    seed: int = setting(0, "what the signs of the Hadamard matrix are drawn with")
 
     def __post_init__(self) -> None:
         for name in ("block", "block_q", "smoothing_block"):

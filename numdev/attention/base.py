@@ -205,8 +205,8 @@ def softmax_scale(q: Tensor, scale: float | None) -> float:
     return 1.0 / math.sqrt(q.shape[-1]) if scale is None else scale
 
 
-def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
-    """Raise BadInput, naming the field, unless q, k, v and the mask fit together."""
+def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, adds: bool = False) -> None:
+    """Raise BadInput, naming the field, unless q, k, v and the mask fit together; Unsupported for a bias unless one `adds` it."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 or 0 in tensor.shape:
             raise BadInput(name, tuple(tensor.shape), "give [batch, heads, tokens, head_dim], none of them 0")
@@ -216,12 +216,19 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> None:
         raise BadInput("k", tuple(k.shape), f"it must have the batch and head_dim of q, {tuple(q.shape)}")
     if q.shape[1] % k.shape[1]:
         raise BadInput("problem.kv_heads", k.shape[1], f"it must divide the {q.shape[1]} heads of q")
-    mask.check(q.shape[0], k.shape[-2])
+    mask.check(q.shape[0], k.shape[-2], q.shape[1], q.shape[-2])
+    if mask.bias is not None and not adds:
+        hint = (
+            "this implementation adds no tensor to the scores, and reads no mask from one; use one of torch operations, as Tiled"
+        )
+        raise Unsupported("attn_mask", hint)
 
 
-def check_backward_shapes(q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, saved: Saved | None = None) -> None:
-    """Raise BadInput, naming the field, unless q, k, v, do, the mask and what was saved fit together."""
-    check_shapes(q, k, v, mask)
+def check_backward_shapes(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, saved: Saved | None = None, *, adds: bool = False
+) -> None:
+    """As `check_shapes`, and BadInput unless do and what was saved fit too."""
+    check_shapes(q, k, v, mask, adds=adds)
     expected = (*q.shape[:-1], v.shape[-1])
     if do.shape != expected:
         raise BadInput("do", tuple(do.shape), f"it must have the shape of the output, {tuple(expected)}")
@@ -284,7 +291,7 @@ class Backward(Implementation):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Gradients:
         """The forward pass, then `backward` on what it saved. Takes rounded inputs; shapes as in `Gradients`."""
-        check_backward_shapes(q, k, v, do, mask)
+        check_backward_shapes(q, k, v, do, mask, adds=True)  # either pass refuses what it has not
         return self.backward(q, k, v, do, saved_by(self.primal, self.reads, (q, k, v), mask, scale), mask, scale)
 
     def backward(

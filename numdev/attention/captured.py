@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from numdev.attention.mask import Mask
+from numdev.attention.mask import Bias, Mask
 from numdev.attention.problem import Shape, Source
 from numdev.errors import BadInput
 from numdev.lazy import torch
@@ -50,6 +50,23 @@ class _Layer:
         if bool((table != table[:1, :, :1]).any()):
             raise ValueError
         return tuple(table[0, :, 0].tolist()) if int(table.min()) < shape.keys else None
+
+    def bias(self, shape: Shape) -> Bias | None:
+        """What is added to the scores of a replicate.
+
+        Raises:
+            ValueError: where replicates differ.
+        """
+        if self.mask.bias is None:
+            return None
+        values, count = self.mask.bias.values[..., : shape.queries, : shape.keys], len(self.q) // (shape.batch * shape.heads)
+        batch, heads = values.shape[:2]
+        batch = batch if batch > 1 else len(self.q) // heads
+        of_heads = values.expand(batch, len(self.q) // batch, -1, -1).flatten(0, 1)[: count * shape.batch * shape.heads]
+        table = of_heads.unflatten(0, (count, shape.batch, shape.heads))
+        if bool((table != table[:1]).any()):
+            raise ValueError
+        return Bias(table[0])
 
 
 @dataclass(frozen=True)
@@ -152,6 +169,12 @@ class Captured(Source):
                 hint = f"give problem.batch={batch} and all heads of a layer, or state problem.key_lengths"
                 raise BadInput(_FIELD, self.path, f"replicates have other numbers of keys; {hint}") from None
             own["key_lengths"] = self._common("key_lengths", lengths)
+        if "causal" not in fields:
+            try:
+                own["bias"] = self._common("attn_mask", {name: layer.bias(shape) for name, layer in layers.items()})
+            except ValueError:
+                hint = "give problem.batch and problem.heads of a whole layer, or state problem.causal to measure without it"
+                raise BadInput(_FIELD, self.path, f"replicates have other masks; {hint}") from None
         return Mask(**own | fields)
 
     def scale(self) -> float | None:
@@ -220,7 +243,10 @@ def _load(path: str, digest: str) -> dict[str, _Layer]:
         if k.shape != v.shape or q.shape[-1] != k.shape[-1]:
             shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
             raise BadInput(_FIELD, path, f"{name} has {shapes}; k and v must agree, and q in head_dim")
-        layers[name] = _Layer(q, k, v, tensors.get(f"{name}.do"), **_mask_and_scale(path, name, notes.get(name, "")))
+        layer = _Layer(q, k, v, tensors.get(f"{name}.do"), **_mask_and_scale(path, name, notes.get(name, "")))
+        if (mask := tensors.get(f"{name}.mask")) is not None:
+            layer = replace(layer, mask=replace(layer.mask, bias=Bias(mask)))
+        layers[name] = layer
     if not layers:
         raise BadInput(_FIELD, path, f"it needs tensors named <layer>.q, .k and .v; it has {', '.join(tensors) or 'none'}")
     return layers

@@ -12,7 +12,6 @@ from numdev.arithmetic.formats import BF16, FP16, FP32, FP64
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Attention, Backward, Report, Saved, saved_by
 from numdev.attention.mask import Mask
-from numdev.attention.softmax import OutputForDelta
 from numdev.errors import BadInput
 
 _FORMATS = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
@@ -31,8 +30,9 @@ def differentiable(
     """O computed by `forward`, with gradients computed by `backward`; it can be differentiated once.
 
     Each pass rounds the inputs by its own policy. O and the gradients are rounded once more to the dtype of q, k and v, which
-    changes nothing if that dtype holds their format. With `OutputForDelta.UNROUNDED` the forward pass runs twice. Autocast does
-    not affect either pass. `report` receives the gradients, delta among them, before they are rounded to that dtype.
+    changes nothing if that dtype holds their format. With `OutputForDelta.UNROUNDED` a forward pass that rounds runs
+    twice. Autocast does not affect either pass. `report` receives the gradients, delta among them, before they are rounded to
+    that dtype.
     """
     check_dtypes(q, k, v)
     result: Tensor = _Attend.apply(q, k, v, (forward, backward, report), mask, scale)  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ class _Attend(torch.autograd.Function):
         with uncast(q):
             seen_q, seen_k, seen_v = _seen(forward, (q, k, v))
             output = forward(seen_q, seen_k, seen_v, mask, scale)
-            if backward.reads is OutputForDelta.UNROUNDED:
+            if forward.leaving(backward.reads) is not forward:
                 saved = saved_by(forward, backward.reads, (q, k, v), mask, scale)
             else:
                 saved = forward.saved(output)

@@ -16,6 +16,7 @@ from numdev.attention.base import (
     Backward,
     Gradients,
     Output,
+    Report,
     Saved,
     check_backward_shapes,
     check_shapes,
@@ -56,7 +57,7 @@ class Exact(Attention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Any floating dtype in, FP64 out. Shapes as in `Output`."""
-        check_shapes(q, k, v, mask)
+        check_shapes(q, k, v, mask, adds=True)
         factor = softmax_scale(q, scale)
         q, k, v = self.round_inputs(q, k, v)
         k, v = mask.without_padding(k), mask.without_padding(v)
@@ -70,7 +71,9 @@ class Exact(Attention):
         for start in range(0, queries, step):
             stop = min(start + step, queries)
             scores = product(grouped[..., start:stop, :], transposed).mul_(factor)
-            visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device)
+            visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device, kv_heads)
+            if (added := mask.added((start, stop), (0, keys), scores)) is not None:
+                scores.add_(added)
             scores = _seen(scores, visible, NEVER)
             m = scores.amax(-1, keepdim=True)
             m.masked_fill_(m == NEVER, 0.0)
@@ -122,7 +125,7 @@ class ExactBackward(Backward):
 
     def _streamed(self, inputs: tuple[Tensor, ...], saved: Saved | None, mask: Mask, scale: float | None) -> Gradients:
         q, k, v, do = inputs
-        check_backward_shapes(q, k, v, do, mask, saved)
+        check_backward_shapes(q, k, v, do, mask, saved, adds=True)
         factor, (queries, keys), kv_heads = softmax_scale(q, scale), (q.shape[-2], k.shape[-2]), k.shape[1]
         k, v = (mask.without_padding(x.double())[:, :, None] for x in (k, v))
         q, do = (group_heads(x.double(), kv_heads) for x in (q, do))
@@ -137,9 +140,12 @@ class ExactBackward(Backward):
         for start in range(0, queries, step):
             stop = min(start + step, queries)
             rows = (..., slice(start, stop), slice(None))
-            visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device)
+            visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device, kv_heads)
             turned = None if visible is None else visible.mT
-            s = _seen(product(q[rows], k_turned).mul_(factor), visible, NEVER)
+            s = product(q[rows], k_turned).mul_(factor)
+            if (added := mask.added((start, stop), (0, keys), s)) is not None:
+                s.add_(added)
+            s = _seen(s, visible, NEVER)
             dp = product(do[rows], v_turned)
             if lse is None:
                 p, ds, delta[rows] = _of_softmax(s, dp, visible)
@@ -206,6 +212,14 @@ class RoundedBackward(Backward):
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
         return self._rounded(ExactBackward().backward(q, k, v, do, saved, mask, scale))
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None, report: Report | None = None
+    ) -> Tensor:
+        """See `Backward`. Exact attention rounds O and the gradients to the dtype itself, without tiles."""
+        if report is not None or self.fmt.dtype != q.dtype:
+            return super().attend(q, k, v, mask, scale, report)
+        return ExactBackward().attend(q, k, v, mask, scale)
 
     def _rounded(self, exact: Gradients) -> Gradients:
         cast = Cast(self.fmt)

@@ -1,8 +1,9 @@
-"""Which keys a query sees."""
+"""Which keys a query sees, and what is added to the scores."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, field
 
 from jaxtyping import Bool, Float, Int
 
@@ -10,9 +11,50 @@ from numdev.errors import BadInput
 from numdev.lazy import torch
 
 
+@dataclass(frozen=True, eq=False)
+class Bias:
+    """What is added to the scaled scores, minus infinity for a key that is not seen. Equal where all values are.
+
+    Attributes:
+        values: floating, on the CPU; without NaN or infinity.
+    """
+
+    values: Float[torch.Tensor, "batch_or_1 heads_or_1 queries keys"] = field(repr=False)
+    digest: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        x = self.values
+        if x.ndim != 4 or not x.is_floating_point() or bool((x.isnan() | (x == float("inf"))).any()):
+            hint = "give [batch or 1, heads or 1, queries, keys] of a floating dtype, without NaN or infinity"
+            raise BadInput("attn_mask", f"{tuple(x.shape)} in {x.dtype}", hint)
+        held = x.detach().cpu().double().contiguous()
+        object.__setattr__(self, "values", held)
+        object.__setattr__(self, "digest", hashlib.sha256(f"{tuple(held.shape)}".encode() + held.numpy().tobytes()).hexdigest())
+
+    @staticmethod
+    def hiding(seen: Bool[torch.Tensor, "batch_or_1 heads_or_1 queries keys"]) -> Bias:
+        """That of a boolean mask, which is True where a key is seen."""
+        return Bias(torch.zeros(seen.shape, dtype=torch.float64).masked_fill_(~seen.cpu(), float("-inf")))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Bias) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def describe(self) -> str:
+        """Its canonical form in a configuration."""
+        return self.digest
+
+    @property
+    def adds(self) -> bool:
+        """Whether a score that is seen changes."""
+        return bool((self.values.isfinite() & (self.values != 0)).any())
+
+
 @dataclass(frozen=True)
 class Mask:
-    """The conjunction of a causal limit, a sliding window and a number of keys per batch entry.
+    """The conjunction of a causal limit, a sliding window, a number of keys per batch entry, and a tensor added to the scores.
 
     With `Nq` queries and `Nk` keys, query `i` stands at position `p = i + Nk - Nq`: bottom-right aligned, so that the last
     query sees the last key (FlashAttention 2.1 and later).
@@ -21,11 +63,14 @@ class Mask:
         causal: key `j` is seen only if `j <= p`.
         window: key `j` is seen only if `|p - j| < window`; with `causal`, the last `window` keys.
         key_lengths: for each batch entry, the number of keys that exist; the rest is padding.
+        bias: what is added to the scores, minus infinity for a key that is not seen: padding before the sequences, packed
+            documents, relative positions. An implementation that adds nothing refuses it by the name `attn_mask`.
     """
 
     causal: bool = False
     window: int | None = None
     key_lengths: tuple[int, ...] | None = None
+    bias: Bias | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
@@ -35,10 +80,14 @@ class Mask:
 
     @property
     def is_none(self) -> bool:
-        return not self.causal and self.window is None and self.key_lengths is None
+        return not self.causal and self.window is None and self.key_lengths is None and self.bias is None
 
-    def check(self, batch: int, keys: int) -> None:
-        """Raise BadInput unless `key_lengths` fits the batch and the number of keys."""
+    def check(self, batch: int, keys: int, heads: int = 1, queries: int | None = None) -> None:
+        """Raise BadInput unless `key_lengths` fits the batch and the number of keys, and `bias` the scores."""
+        if self.bias is not None:
+            shape, scores = tuple(self.bias.values.shape), (batch, heads, queries or self.bias.values.shape[2], keys)
+            if any(size not in (own, 1)[: 1 + (axis < 2)] for axis, (size, own) in enumerate(zip(shape, scores, strict=True))):
+                raise BadInput("attn_mask", shape, f"it must fit the scores, {scores}")
         lengths = self.key_lengths
         if lengths is not None and (len(lengths) != batch or max(lengths) > keys):
             raise BadInput("problem.key_lengths", lengths, f"give {batch} lengths, one per batch entry, of at most {keys}")
@@ -60,11 +109,14 @@ class Mask:
         """The number of keys of each batch entry."""
         return self.key_lengths or (keys,) * batch
 
-    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch queries"]:
+    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch heads_or_1 queries"]:
         """Whether each query sees a key at all."""
+        if self.bias is not None:
+            seen = self.visible(queries, keys, (0, queries), (0, keys), torch.device("cpu"))
+            return torch.ones(batch, 1, queries, dtype=torch.bool) if seen is None else seen.any(-1).expand(batch, -1, -1)
         rows = torch.arange(queries)
         ranges = [self.key_range(queries, keys, rows, length) for length in self.lengths(batch, keys)]
-        return torch.stack([high > low for low, high in ranges])
+        return torch.stack([high > low for low, high in ranges])[:, None]
 
     def without_padding(self, x: Float[torch.Tensor, "batch heads keys dim"]) -> Float[torch.Tensor, "batch heads keys dim"]:
         """k or v with zeros for the keys that do not exist, so that nothing in them can reach a result."""
@@ -85,8 +137,20 @@ class Mask:
 
     def visible(
         self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device
-    ) -> Bool[torch.Tensor, "batch_or_1 1 rows columns"] | None:
+    ) -> Bool[torch.Tensor, "batch_or_1 heads_or_1 rows columns"] | None:
         """Whether each query of `rows` sees each key of `columns`; None where all do."""
+        seen = self._within(queries, keys, rows, columns, device)
+        if self.bias is None:
+            return seen
+        own = self.bias.values[:, :, slice(*rows), slice(*columns)] > float("-inf")
+        if bool(own.all()):
+            return seen
+        return own.to(device) if seen is None else seen & own.to(device)
+
+    def _within(
+        self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device
+    ) -> Bool[torch.Tensor, "batch_or_1 1 rows columns"] | None:
+        """`visible` without the bias."""
         if self._all_visible(queries, keys, rows, columns):
             return None
         position = torch.arange(*rows, device=device)[:, None] + (keys - queries)
@@ -102,11 +166,20 @@ class Mask:
         return seen
 
     def seen(
-        self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device
-    ) -> Bool[torch.Tensor, "batch_or_1 1 1 rows columns"] | None:
+        self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int], device: torch.device, kv_heads: int
+    ) -> Bool[torch.Tensor, "batch_or_1 kv_heads_or_1 group_or_1 rows columns"] | None:
         """See `visible`, of heads that are grouped by the KV head that they share."""
         visible = self.visible(queries, keys, rows, columns, device)
-        return None if visible is None else visible[:, :, None]
+        return None if visible is None else grouped(visible, kv_heads)
+
+    def added(
+        self, rows: tuple[int, int], columns: tuple[int, int], like: torch.Tensor
+    ) -> Float[torch.Tensor, "batch_or_1 kv_heads_or_1 group_or_1 rows columns"] | None:
+        """What is added to scores `like [batch, kv_heads, group, ...]`, 0 where a key is not seen; None for nothing."""
+        if self.bias is None or not self.bias.adds:
+            return None
+        block = self.bias.values[:, :, slice(*rows), slice(*columns)]
+        return grouped(block.masked_fill(block == float("-inf"), 0.0).to(like), like.shape[1])
 
     def _all_visible(self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
         first, last = rows[0] + keys - queries, rows[1] - 1 + keys - queries
@@ -114,3 +187,8 @@ class Mask:
         before = not self.causal or columns[1] - 1 <= first
         present = self.key_lengths is None or min(self.key_lengths) >= columns[1]
         return near and before and present
+
+
+def grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:
+    """`[batch, heads or 1, ...]` with the heads that share a KV head as an own dimension."""
+    return x[:, :, None] if x.shape[1] == 1 else x.unflatten(1, (kv_heads, -1))

@@ -36,6 +36,10 @@ from numdev.settings import setting
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
 
 
+Masked = tuple[Tensor | None, Tensor | None]
+"""Whether keys are seen, and what is added to their scores; None for all, and for nothing."""
+
+
 @dataclass(frozen=True)
 class Naive(Attention):
     """`S = scale Q K^T; P = exp(S - rowmax S); O = (P / l) V`, each step in its format, over whole rows.
@@ -75,7 +79,7 @@ class Naive(Attention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Rows are worked on in blocks, which changes no bit: they are independent."""
-        check_shapes(q, k, v, mask)
+        check_shapes(q, k, v, mask, adds=True)
         factor = softmax_scale(q, scale)
         carrier = self.precision.carrier
         q, k, v = q.to(carrier), mask.without_padding(k.to(carrier)), mask.without_padding(v.to(carrier))
@@ -88,16 +92,18 @@ class Naive(Attention):
         step = whole_blocks(_WORKSPACE[q.device.type] // (q.shape[0] * q.shape[1] * keys), carrier)
         for start in range(0, queries, step):
             rows = (start, min(start + step, queries))
-            visible = mask.seen(queries, keys, rows, (0, keys), q.device)
+            visible = mask.seen(queries, keys, rows, (0, keys), q.device, kv_heads)
             block = grouped[..., slice(*rows), :]
+            bias = mask.added(rows, (0, keys), block)
             steps.at(0, 0, start)
-            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, visible, factor)
+            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, (visible, bias), factor)
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
 
     def _rows(
-        self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, visible: Tensor | None, factor: float
+        self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, masked: Masked, factor: float
     ) -> tuple[Tensor, Tensor]:
-        p, m = _exponentials(steps, q, transposed, visible, factor)
+        visible, _ = masked
+        p, m = _exponentials(steps, q, transposed, masked, factor)
         row_sum = steps.row_sum(p)
         lse = steps.lse(m, row_sum).squeeze(-1)
         if self.normalise is Normalise.EACH:
@@ -108,9 +114,10 @@ class Naive(Attention):
         return steps.output(out), lse
 
 
-def _exponentials(steps: Steps, q: Tensor, transposed: Tensor, visible: Tensor | None, factor: float) -> tuple[Tensor, Tensor]:
+def _exponentials(steps: Steps, q: Tensor, transposed: Tensor, masked: Masked, factor: float) -> tuple[Tensor, Tensor]:
     """`exp(S - m)` and `m` of whole rows."""
-    s = steps.scores(q, transposed, factor)
+    visible, bias = masked
+    s = steps.scores(q, transposed, factor, bias)
     if visible is not None:
         s.masked_fill_(~visible, NEVER)
     m = s.amax(-1, keepdim=True)
@@ -169,14 +176,15 @@ class NaiveBackward(Backward):
     def _prepared(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None) -> Callable[[], Gradients]:
         """The backward pass as a call; P is computed and stored before, 0 where a row does not see a key."""
         q, k, v, do = inputs
-        check_backward_shapes(q, k, v, do, mask)
+        check_backward_shapes(q, k, v, do, mask, adds=True)
         (queries, keys), kv_heads, factor = (q.shape[-2], k.shape[-2]), k.shape[1], softmax_scale(q, scale)
         k, v = (mask.without_padding(x)[:, :, None] for x in (k, v))
         q, do = group_heads(q, kv_heads), group_heads(do, kv_heads)
-        visible = mask.seen(queries, keys, (0, queries), (0, keys), q.device)
+        visible = mask.seen(queries, keys, (0, queries), (0, keys), q.device, kv_heads)
         steps = Steps.of(self.forward, queries)
         steps.at(0, 0, 0)
-        p, _ = _exponentials(steps, q.to(steps.carrier), k.to(steps.carrier).mT, visible, factor)
+        bias = mask.added((0, queries), (0, keys), q.to(steps.carrier))
+        p, _ = _exponentials(steps, q.to(steps.carrier), k.to(steps.carrier).mT, (visible, bias), factor)
         p = steps.share(p, steps.row_sum(p))
         p = (p if visible is None else p.masked_fill_(~visible, 0.0)).to(self.precision.carrier)
         carried = tuple(x.to(self.precision.carrier) for x in (q, k, v, do))
@@ -198,8 +206,8 @@ class NaiveBackward(Backward):
         p = steps.probabilities(p)
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
         steps.add("dq", dq, ds, k, visible)
-        seen = None if visible is None else visible[:, :, 0].mT
         for head in range(q.shape[2]):
+            seen = None if visible is None else visible[:, :, head % visible.shape[2]].mT
             steps.add("dk", dk, ds[:, :, head].mT, q[:, :, head], seen)
             steps.add("dv", dv, p[:, :, head].mT, do[:, :, head], seen)
         steps.at(END, 0, 0)

@@ -148,7 +148,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     from numdev.attention.captured import Captured  # late: nothing else needs every implementation
     from numdev.attention.tiled import Tiled, TiledBackward
     from numdev.attention.triton import Triton
-    from numdev.attention.vendor.custom import Custom
+    from numdev.attention.vendor.custom import Custom, CustomBackward
     from numdev.attention.vendor.flash_attn import FlashAttn, FlashAttnBackward
     from numdev.attention.vendor.sdpa import Sdpa, SdpaBackward
 
@@ -158,6 +158,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         "source.kind": ("", "distribution of the entries of q, k and v: uniform in [0, 1), normal, ...; empty where captured"),
         **_of(*DISTRIBUTIONS, Captured, prefix="source."),
         "source.digest": ("", "SHA-256 of the file of captured tensors"),
+        "mask.bias": ("", "SHA-256 of the tensor that is added to the scores, and hides keys; empty without"),
         **_of(groups["problem"]),
     }
     point = {
@@ -186,7 +187,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         "turns.together": ("count", "tiles of keys that walk in a shifted order together; empty where all walk backward"),
         "turns.tile": ("rows", "keys that one program owns"),
         "turns.unit": ("rows", "queries that it visits at a step"),
-        **_of(TiledBackward, SdpaBackward, FlashAttnBackward),
+        **_of(TiledBackward, SdpaBackward, FlashAttnBackward, CustomBackward),
         **{name: said for name, said in kernel.items() if name != "splits"},
         **point,
         "tf32": ("", "whether a kernel multiplies FP32 with operands of 10 fraction bits"),

@@ -308,6 +308,7 @@ class Precision(Policy):
     STORED = ("inputs", "probabilities", "output")
     operations: ClassVar[Mapping[str, Row]] = {
         "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
+        "bias scores": ("scores", Operation.ADD, "scores", "scores"),
         "shift ties": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
         "shift scores": ("exponential", Operation.SUBTRACT, "scores", "scores"),
         "share": ("exponential", Operation.DIVIDE, "exponential", "row_sum"),
@@ -399,6 +400,7 @@ class BackwardPrecision(Policy):
     # In their names "stored" is P as the forward pass stored it; the step `exponential` is P as it is recomputed.
     operations: ClassVar[Mapping[str, Row]] = {
         "scale scores": ("scores", Operation.MULTIPLY, "scores", CONSTANT),
+        "bias scores": ("scores", Operation.ADD, "scores", "scores"),
         "scale lse": ("exponential", Operation.MULTIPLY, SAVED, CONSTANT),
         "shift scores": ("exponential", Operation.SUBTRACT, "scores", SAVED),
         "weigh output": ("delta", Operation.MULTIPLY, "inputs", SAVED),

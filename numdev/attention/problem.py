@@ -147,7 +147,7 @@ class Problem:
             object.__setattr__(self, "mask", mask)
         if self.scale is None:
             object.__setattr__(self, "scale", self.source.scale())
-        self.mask.check(self.shape.batch, self.shape.keys)
+        self.mask.check(self.shape.batch, self.shape.keys, self.shape.heads, self.shape.queries)
         if self.scale is not None and not 0 < self.scale < float("inf"):
             raise BadInput("problem.scale", self.scale, "give a positive finite factor, or null for 1/sqrt(head_dim)")
 

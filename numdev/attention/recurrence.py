@@ -195,8 +195,10 @@ class Rows:
         if first >= last:
             return
         run.steps.at(self._split, index, first)
-        s = run.steps.scores(run.q[..., first:last, :], run.k[..., slice(*tile), :].mT, run.factor)
-        visible = run.mask.seen(queries, keys, (first, last), tile, s.device)
+        q, k = run.q[..., first:last, :], run.k[..., slice(*tile), :]
+        bias = run.mask.added((first, last), tile, q)
+        s = run.steps.scores(q, k.mT, run.factor, bias, run.softmax.log_scale)
+        visible = run.mask.seen(queries, keys, (first, last), tile, s.device, k.shape[1])
         if visible is not None:
             s.masked_fill_(~visible, NEVER)
         self._update(slice(first - self._first, last - self._first), s, run.v[..., slice(*tile), :], visible, first)
@@ -357,9 +359,12 @@ class BackwardRun:
         steps, here, there = self.steps, (..., slice(*meeting.heads), slice(*rows), slice(None)), slice(*meeting.keys)
         steps.at(TILES, index, rows[0])
         exponential = self.recompute.exponential
-        factor = self.factor * LOG2_E if exponential.binary else self.factor
-        s = steps.scores(self.q[here], self.k[..., there, :].mT, factor)
-        visible = self.mask.seen(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device)
+        log_scale = LOG2_E if exponential.binary else 1.0
+        bias = _of_heads(self.mask.added(rows, meeting.keys, self.q), meeting.heads)
+        s = steps.scores(self.q[here], self.k[..., there, :].mT, self.factor * log_scale, bias, log_scale)
+        kv_heads = self.k.shape[1]
+        visible = self.mask.seen(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device, kv_heads)
+        visible = _of_heads(visible, meeting.heads)
         lse = self.lse[here]
         s.masked_fill_(lse == NEVER, NEVER)
         if visible is not None:
@@ -374,7 +379,7 @@ class BackwardRun:
         for head in range(q.shape[2]):
             for start, stop in tile.met:
                 part = slice(start - tile.first, stop - tile.first)
-                seen = None if tile.visible is None else tile.visible[:, :, 0, part].mT
+                seen = None if tile.visible is None else tile.visible[:, :, head % tile.visible.shape[2], part].mT
                 self.steps.add("dk", dk, ds[:, :, head, part].mT, q[:, :, head, part], seen)
                 self.steps.add("dv", dv, p[:, :, head, part].mT, do[:, :, head, part], seen)
 
@@ -388,7 +393,7 @@ class Recomputed:
 
     p: Float[Tensor, "batch kv_heads heads rows columns"]
     dp: Float[Tensor, "batch kv_heads heads rows columns"]
-    visible: Bool[Tensor, "batch_or_1 1 1 rows columns"] | None
+    visible: Bool[Tensor, "batch_or_1 kv_heads_or_1 heads_or_1 rows columns"] | None
     here: tuple[Any, ...]
     there: slice
     met: list[Range]
@@ -397,6 +402,11 @@ class Recomputed:
     def first(self) -> int:
         """The first of the rows."""
         return min(start for start, _ in self.met)
+
+
+def _of_heads(x: Tensor | None, heads: Range) -> Tensor | None:
+    """What belongs to some heads of each group, of what may be the same for all."""
+    return x if x is None or x.shape[2] == 1 else x[:, :, slice(*heads)]
 
 
 def _seen(x: Tensor, visible: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.groups import BACKWARD_STEPS, FORWARD_STEPS, PRESET, RECOMPUTED, RECURRENCE, STEPS, TILES, AcceptedSettings
-from numdev.attention.mask import Mask
+from numdev.attention.mask import Mask, grouped
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.recurrence import BackwardCounters, BackwardRun, Counters, Run
@@ -166,7 +166,7 @@ class Tiled(OverTiles):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs in, the carrier out. Shapes as in `Output`."""
-        check_shapes(q, k, v, mask)
+        check_shapes(q, k, v, mask, adds=True)
         output = self._by_kernel(q, k, v, mask, scale)
         return self._by_rows(q, k, v, mask, scale) if output is None else output
 
@@ -201,7 +201,8 @@ class Tiled(OverTiles):
             last = min(first + block, q.shape[-2])
             out[..., first:last, :], lse[..., first:last, :] = run.rows(splits, first, last)
         if counters is not None:
-            counters.ended(lse, mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2])[:, None, None].to(q.device))
+            sees = mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2]).to(q.device)
+            counters.ended(lse, grouped(sees, k.shape[1]))
         counted = {} if counters is None else counters.summary()
         return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counters=counted)
 
@@ -248,7 +249,7 @@ class TiledBackward(GradientsOverTiles):
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
     ) -> Gradients:
         """The backward pass alone. Its carrier holds the saved O and LSE: an FP32 one rounds those in FP64 to nearest."""
-        check_backward_shapes(q, k, v, do, mask, saved)
+        check_backward_shapes(q, k, v, do, mask, saved, adds=True)
         carrier, kv_heads = self.precision.carrier, k.shape[1]
         k, v = (mask.without_padding(x.to(carrier))[:, :, None] for x in (k, v))
         q, do, out = (group_heads(x.to(carrier), kv_heads) for x in (q, do, saved.out))

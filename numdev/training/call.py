@@ -1,6 +1,7 @@
 """One call of torch's `scaled_dot_product_attention`: as a model makes it, and as implementations of attention take it.
 
-The mask tensor of a model is read as a `Mask`: a causal limit, a sliding window, and a number of keys per batch entry.
+The mask tensor of a model is read as a `Mask`: a causal limit, a sliding window, and a number of keys per batch entry where these
+state it, which kernels have; else as the tensor that it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from numdev.attention.mask import Mask
+from numdev.attention.mask import Bias, Mask
 from numdev.errors import BadInput, Unsupported
 
 _MASK = "attn_mask"
@@ -77,7 +78,7 @@ class Call:
         """The call that computes what torch's function would with these arguments.
 
         Raises BadInput or Unsupported, naming the argument, for shapes that do not fit together, for what no implementation here
-        has, and for what no `Mask` states.
+        has, and for a mask that is learned.
         """
         arguments.check()
         arguments = arguments.cast()
@@ -120,8 +121,8 @@ class MaskReader:
     def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Mask:
         """The `Mask` that says the same as a mask tensor of scores of a shape `[..., heads, queries, keys]`.
 
-        Raises BadInput for a tensor that does not fit the scores; Unsupported for one that is added to them, that no `Mask`
-        states, or that the host must not wait for.
+        Raises BadInput for a tensor that does not fit the scores; Unsupported for one that is learned, that hides every key by
+        the lowest number, or that the host must not wait for.
         """
         bias = sys.modules.get("torch.nn.attention.bias")
         if bias is not None and isinstance(tensor, bias.CausalBias):  # states a mask without holding one
@@ -129,7 +130,8 @@ class MaskReader:
                 raise Unsupported(_MASK, "it is aligned top left, which no Mask states for other than as many queries as keys")
             return Mask(causal=True)
         if tensor.requires_grad:
-            raise Unsupported(_MASK, "it is learned, and no implementation here adds to the scores or has a gradient by them")
+            hint = "it is learned, and no implementation here has a gradient by it; use torch.no_grad(), or detach it"
+            raise Unsupported(_MASK, hint)
         if tensor.device.type == "cpu":
             return _read(tensor, shape)
         # Equal for two views of the same values, while one of them is held; torch counts no changes of inference tensors.
@@ -151,7 +153,11 @@ def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:
     pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
     if not 2 <= tensor.ndim <= len(shape) or not all(size in (1, other) for size, other in pairs):
         raise BadInput(_MASK, tuple(tensor.shape), f"it must fit the scores, {tuple(shape)}")
-    seen = _of_entries(_boolean(tensor), shape)
+    values = _biases(_of_scores(tensor, shape))
+    seen = values > float("-inf")
+    if bool(((values != 0) & seen).any()) or not bool((seen == seen[:, :1]).all()):
+        return Mask(bias=Bias(values))
+    seen = seen[:, 0]
     batch, (queries, keys) = math.prod(shape[:-3]) if len(shape) > 3 else math.prod(shape[:-2]), shape[-2:]
     counted = (seen.any(-2) * torch.arange(1, keys + 1)).amax(-1).tolist()  # up to the last key that any query sees
     lengths = tuple(counted * (batch // len(counted)))
@@ -163,36 +169,28 @@ def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:
             visible = mask.visible(queries, keys, (0, queries), (0, keys), seen.device)
             if bool(seen.all() if visible is None else (visible[:, 0] == seen).all()):
                 return mask
-    why = "it is none of a causal limit, a sliding window and padding behind the last key"
-    raise Unsupported(_MASK, f"no Mask states it: {why}; pad behind the sequences, or give is_causal=True")
+    return Mask(bias=Bias(values))
 
 
-def _boolean(tensor: Tensor) -> Tensor:
-    """Whether a key is seen. A mask of zeros and minus infinity adds nothing to a score that counts.
+def _biases(tensor: Tensor) -> Tensor:
+    """What is added to the scores, in FP64. Where a mask only hides, the lowest number of its dtype counts as minus infinity.
 
-    Some models write the lowest number of the dtype for minus infinity. Beside a key that is seen, the P of both is exactly 0; in
-    a row that sees none it is not.
+    Some models write that. Beside a key that is seen, the P of both is exactly 0; in a row that sees none it is not.
     """
     tensor = tensor.detach().cpu()
     if tensor.dtype is torch.bool:
-        return tensor
-    seen, lowest = tensor == 0, tensor == torch.finfo(tensor.dtype).min
-    if not bool((seen | lowest | (tensor == float("-inf"))).all()):
-        why = "it adds to the scores, which no implementation here does"
-        raise Unsupported(_MASK, f"{why}; give a boolean mask, or one of zeros and minus infinity")
-    if bool((lowest.any(-1) & ~seen.any(-1)).any()):
+        return torch.zeros(tensor.shape, dtype=torch.float64).masked_fill_(~tensor, float("-inf"))
+    lowest = torch.finfo(tensor.dtype).min
+    if bool(((tensor <= lowest / 2) & (tensor > float("-inf"))).any(-1).logical_and((tensor <= lowest / 2).all(-1)).any()):
         why = "a row sees no key and holds the lowest number, with which torch gives the mean of all values"
         raise Unsupported(_MASK, f"{why}; give minus infinity")
-    return seen
+    return tensor.double().masked_fill(tensor == lowest, float("-inf"))
 
 
-def _of_entries(seen: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`[batch or 1, queries, keys]` of a mask that is the same for all heads."""
-    seen = seen[(None,) * (len(shape) - seen.ndim)].expand(*(-1,) * (len(shape) - 2), *shape[-2:])
-    while seen.ndim < 4:
-        seen = seen.unsqueeze(-3)
-    if seen.ndim > 4:
-        seen = seen.expand(*shape[:-3], *seen.shape[-3:]).flatten(0, -4)
-    if seen.shape[1] > 1 and seen.stride(1) != 0 and not bool((seen == seen[:, :1]).all()):
-        raise Unsupported(_MASK, "it differs between heads, which no Mask states")
-    return seen[:1, 0] if seen.stride(0) == 0 else seen[:, 0]
+def _of_scores(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`[batch or 1, heads or 1, queries, keys]`."""
+    x = x[(None,) * (len(shape) - x.ndim)].expand(*(-1,) * (len(shape) - 2), *shape[-2:])
+    while x.ndim < 4:
+        x = x.unsqueeze(-3)
+    x = x if x.ndim == 4 else x.expand(*shape[:-3], *x.shape[-3:]).flatten(0, -4)
+    return x[: 1 if x.stride(0) == 0 else None, : 1 if x.stride(1) == 0 else None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -131,8 +131,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
         beside = _Beside(self, call, {"step": self._step, "call": number, "layer": layer})
-        result: Tensor = _Shadowed.apply(call.q, call.k, call.v, beside)  # type: ignore[no-untyped-call]
-        return call.shaped(result)
+        return call.shaped(answered(call.q, call.k, call.v, beside))
 
 
 class _Beside:
@@ -203,23 +202,37 @@ def _heads(results: Mapping[str, Tensor]) -> Heads:
     return {name: [Sample(x[:, head]) for head in range(x.shape[1])] for name, x in results.items()}
 
 
-class _Shadowed(torch.autograd.Function):
+class Answer(Protocol):
+    """O of q, k and v, and then, once, their gradients of dO."""
+
+    def forward(self, inputs: Inputs) -> Tensor: ...
+    def backward(self, do: Tensor) -> Inputs: ...
+
+
+def answered(q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
+    """O by an answer, whose gradients are those of the answer."""
+    result: Tensor = _Answered.apply(q, k, v, answer)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Answered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, beside: _Beside) -> Tensor:
-        ctx.beside = beside
-        return beside.forward((q, k, v))
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
+        ctx.answer = answer
+        return answer.forward((q, k, v))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.beside.backward(do), None
+        return *ctx.answer.backward(do), None
 
 
 class capture(Recorder):  # noqa: N801  # a context that is called as `attend` is
     """A context in which the inputs of a model's attention are kept: one file `step<number>.safetensors` for each chosen step.
 
     The model computes what it computes without. A file holds `<layer>.q`, `.k` and `.v`, as attention takes them (after rotary
-    embeddings and autocast), and `<layer>.do`, the gradient of its output, where a backward pass reached it. Its metadata note
+    embeddings and autocast), `<layer>.do`, the gradient of its output, where a backward pass reached it, and `<layer>.mask`, in
+    FP64, what a mask tensor adds to the scores where it is more than a limit or padding behind the keys. Its metadata note
     the mask and the scale of each layer, under which `problem=captured` measures it; a mask on a GPU is read, for which the host
     waits. Within `attend` or `shadow`, enter `capture` last.
 
@@ -282,7 +295,10 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         mask: dict[str, Any] | str
         try:
             call = Call.of(replace(arguments, dropout_p=0.0), self._reader)
-            q, k, v, mask = call.q, call.k, call.v, asdict(call.mask)
+            q, k, v, bias = call.q, call.k, call.v, call.mask.bias
+            mask = {name: value for name, value in vars(call.mask).items() if name != "bias"}
+            if bias is not None:
+                self._tensors[f"{layer}.mask"] = bias.values
         except NumdevError as error:  # the reason why no `Mask` states it
             mask = str(error)
         self._tensors |= {f"{layer}.{letter}": _kept(x) for letter, x in (("q", q), ("k", k), ("v", v))}

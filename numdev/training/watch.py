@@ -134,9 +134,12 @@ class ExactCall:
         q, k, v = (x.detach().double() for x in inputs)
         self._k, self._v = (mask.without_padding(x)[:, :, None] for x in (k, v))
         rows, keys = q.shape[-2], k.shape[-2]
-        seen = mask.visible(rows, keys, (0, rows), (0, keys), q.device)
-        self._hidden = None if seen is None else ~seen[:, :, None]
+        seen = mask.seen(rows, keys, (0, rows), (0, keys), q.device, self._kv_heads)
+        self._hidden = None if seen is None else ~seen
         s = (self._grouped(q) @ self._k.mT).mul_(factor)
+        self._bias = mask.added((0, rows), (0, keys), s)
+        if self._bias is not None:
+            s.add_(self._bias)
         p = self.without(s, float("-inf")).softmax(-1)
         self.p = p if self._hidden is None else p.masked_fill_(self._hidden, 0.0)  # NaN in rows that see nothing
         self.out = self.p @ self._v
@@ -147,7 +150,8 @@ class ExactCall:
         steps = Steps.of(policy, q.shape[-2])
         steps.at(0, 0, 0)
         q, k = self._grouped(q.detach().to(policy.carrier)), k.detach().to(policy.carrier)[:, :, None]
-        self._observer.forward(self, steps.scores(q, k.mT, self._factor), self._grouped(out.detach().double()).sub(self.out))
+        s = steps.scores(q, k.mT, self._factor, None if self._bias is None else self._bias.to(policy.carrier))
+        self._observer.forward(self, s, self._grouped(out.detach().double()).sub(self.out))
 
     @torch.no_grad()
     def take(self, do: Tensor) -> None:

@@ -80,16 +80,24 @@ def test_biases_of_torch() -> None:
         MaskReader().read(causal_upper_left(5, 7), SHAPE)
 
 
-def test_a_tensor_that_no_mask_states_is_refused() -> None:
-    before, heads = torch.arange(7) >= torch.tensor([[0], [3]]), torch.ones(SHAPE, dtype=torch.bool)
+def test_any_other_tensor_is_read_as_what_it_adds() -> None:
+    """Padding before the sequences, packed documents, heads that differ, relative positions with and without hidden keys."""
+    random = torch.Generator().manual_seed(0)
+    before, heads = (torch.arange(7) >= torch.tensor([[0], [3]]))[:, None, None, :], torch.ones(SHAPE, dtype=torch.bool)
     heads[0, 1, 0, 0] = False
-    for tensor, words in (
-        (before[:, None, None, :], "no Mask states it.*pad behind"),
-        (heads, "it differs between heads"),
-        (torch.ones(5, 7, dtype=torch.bool, device="meta"), "it lies on meta.*read_masks=True"),
-    ):
-        with pytest.raises(Unsupported, match=f"^attn_mask: {words}"):
-            MaskReader().read(tensor, SHAPE)
+    packed = torch.arange(5)[:, None] // 3 == torch.arange(7) // 3
+    biases = [torch.randn(size, generator=random) for size in ((3, 5, 7), SHAPE, (1, 3, 1, 7))]
+    for tensor in (before, heads, packed, *biases, biases[0].masked_fill(~packed, float("-inf")), biases[1].bfloat16()):
+        mask = MaskReader().read(tensor, SHAPE)
+        mask.check(*(SHAPE[axis] for axis in (0, 3, 1, 2)))
+        assert mask.bias is not None
+        expected = torch.zeros(tensor.shape).masked_fill_(~tensor, float("-inf")) if tensor.dtype is torch.bool else tensor
+        assert torch.equal(mask.bias.values.expand(SHAPE), expected.double().expand(SHAPE))
+
+
+def test_a_tensor_on_another_device_and_one_that_does_not_fit_are_refused() -> None:
     for shape in ((5, 6), (7,)):
         with pytest.raises(BadInput, match=r"^attn_mask: \("):
             MaskReader().read(torch.ones(shape, dtype=torch.bool), SHAPE)
+    with pytest.raises(Unsupported, match="^attn_mask: it lies on meta.*read_masks=True"):
+        MaskReader().read(torch.ones(5, 7, dtype=torch.bool, device="meta"), SHAPE)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import numdev as nd
-from numdev import Mask
+from numdev import Bias, Mask
 from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
@@ -144,6 +144,13 @@ class TestShadow:
             torch.nn.functional.scaled_dot_product_attention(q, q, q)
 
 
+MASKS = [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(key_lengths=(4, 6))]
+BIASES = [
+    Bias.hiding((torch.arange(6) >= torch.tensor([[0], [2]]))[:, None, None].expand(-1, 1, 6, -1)),  # padding before the keys
+    Bias(torch.linspace(-1, 1, 108, dtype=torch.float64).reshape(1, 3, 6, 6)),  # positions, of each head
+]
+
+
 class TestCapture:
     def test_what_attention_takes_is_kept(self, tmp_path: Path) -> None:
         """In the dtype that autocast gives it, with the gradient of its output, and a note of what it was asked."""
@@ -164,7 +171,7 @@ class TestCapture:
             mask = '{"causal": true, "window": null, "key_lengths": null}'
             assert file.metadata() == {"step": "0", "model": f'{{"call": 0, "scale": 0.5, "mask": {mask}}}'}
 
-    @pytest.mark.parametrize("mask", [Mask(), Mask(causal=True), Mask(causal=True, window=3), Mask(key_lengths=(4, 6))], ids=str)
+    @pytest.mark.parametrize("mask", [*MASKS, *(Mask(bias=bias) for bias in BIASES)], ids=str)
     def test_gradients_are_those_of_the_model_that_was_captured(self, mask: Mask, tmp_path: Path) -> None:
         """torch's autograd in FP64 is the oracle: mask, scale, q, k, v and dO of the file are those of the model's call.
 
@@ -176,7 +183,7 @@ class TestCapture:
         for x in (q, k, v):
             x.requires_grad_()
         with nd.capture(nn.Identity(), tmp_path) as captured:
-            seen = dense(mask, (2, 3, 6, 6))
+            seen = dense(mask, (2, 3, 6, 6)) if mask.bias is None else mask.bias.values
             out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.3, attn_mask=seen)
             out.backward(do)  # type: ignore[no-untyped-call]
         source, shape = nd.Captured(str(captured.paths[0])), nd.Shape(2, 3, 3, 6, 6, 4)
@@ -185,17 +192,23 @@ class TestCapture:
         for name, leaf in (("dq", q), ("dk", k), ("dv", v)):
             assert leaf.grad is not None
             assert float((found.tensors()[name] - leaf.grad).abs().max()) < 1e-12
-        assert (problem.mask, problem.scale) == (mask, 0.3)
+        assert problem.scale == 0.3
+        if mask.bias is None:
+            assert problem.mask == mask
+        else:
+            with pytest.raises(nd.BadInput, match="replicates have other masks; give problem.batch"):
+                nd.Problem(source, nd.Shape(queries=6, keys=6, head_dim=4))
+            assert nd.Problem(source, nd.Shape(queries=6, keys=6, head_dim=4), causal=True).mask == Mask(causal=True)
         other = nd.Problem(source, shape, nd.Mask(), 0.5)
         assert (other.mask, other.scale) == (nd.Mask(), 0.5), "stated ones are honoured"
 
     def test_a_mask_that_no_file_keeps_is_refused_with_its_reason(self, tmp_path: Path) -> None:
         """Unless another one is stated. The model runs on."""
-        q, bias = torch.randn(1, 2, 6, 4), torch.linspace(0, 1, 36).reshape(6, 6)
+        q, bias = torch.randn(1, 2, 6, 4), torch.linspace(0, 1, 36).reshape(6, 6).requires_grad_()
         with nd.capture(nn.Identity(), tmp_path) as captured:
             torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=bias)
         source, shape = nd.Captured(str(captured.paths[0])), nd.Shape(queries=6, keys=6, head_dim=4)
-        why = r"could not keep the mask of model \(attn_mask: it adds to the scores.*problem.causal="
+        why = r"could not keep the mask of model \(attn_mask: it is learned.*problem.causal="
         with pytest.raises(nd.BadInput, match=why):
             nd.Problem(source, shape)
         assert nd.Problem(source, shape, nd.Mask(causal=True)).mask.causal

@@ -82,7 +82,7 @@ def dtype_of(fmt: Format) -> torch.dtype:
 
 
 @lru_cache(maxsize=1)
-def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "batch_or_1 1 queries keys"] | None:
+def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Tensor, "batch_or_1 heads_or_1 queries keys"] | None:
     """The mask as a tensor, or None where every key is seen; an input, and so made once for a request and not timed."""
     return mask.visible(queries, keys, (0, queries), (0, keys), device)
 
@@ -274,7 +274,7 @@ class ByAutograd(Backward):
 
     def passes(self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, mask: Mask, scale: float | None = None) -> Passes:
         """See `Backward`. torch decides what the forward pass keeps."""
-        check_backward_shapes(q, k, v, do, mask)
+        check_backward_shapes(q, k, v, do, mask, adds=True)  # the forward pass refuses what it has not
         q, k, v, do = (x.detach().to(self.storage) for x in (q, k, v, do))
         leaves = q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
         layouts = tuple((x.shape, x.stride(), x.data_ptr() % 16) for x in (*leaves, do))

@@ -41,7 +41,7 @@ class Vanilla(InDtype):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """No LSE; rows that see no key are 0."""
-        check_shapes(q, k, v, mask)
+        check_shapes(q, k, v, mask, adds=True)
         if self.fmt.bits < 16:
             raise Unsupported("precision", f"torch has no matmul in {self.fmt.name}; use bf16, fp16, fp32 or fp64")
         q, k, v = q.to(self.storage), k.to(self.storage), v.to(self.storage)
@@ -51,6 +51,9 @@ class Vanilla(InDtype):
         empty = torch.empty((), dtype=q.dtype, device=q.device)  # beta = 0: it is not read
         scores = torch.baddbmm(empty, rows, k.mT, beta=0, alpha=softmax_scale(q, scale))
         seen = dense(mask, queries, keys, q.device)
+        by_heads = scores.view(batch, kv_heads, -1, queries, keys)
+        if (added := mask.added((0, queries), (0, keys), by_heads)) is not None:
+            by_heads.add_(added)
         if seen is not None:
             scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
         p = torch.softmax(scores, -1)

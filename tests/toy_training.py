@@ -50,6 +50,7 @@ SHAPE = {"max_difference": 50.0, "wasserstein": 1.0, "relative_frobenius": 20.0}
 VANILLA = {"type": "VanillaBackward", "fmt": "bf16"}
 TRITON = {"type": "TritonBackward", "fmt": "bf16"}
 FLASH = {"type": "SdpaBackward", "backend": "flash", "fmt": "bf16"}
+EXACT = {"type": "RoundedBackward", "fmt": "bf16"}
 TILED = {"type": "TiledBackward", "precision": {"name": "bf16"}}
 
 
@@ -85,6 +86,14 @@ def ladder(**laws: Law) -> list[Trained]:
         "exact": (Law(0.0), {"restart": "exact"}),
         "lossy": (Law(5e-4), {"restart": "lossy"}),
         "bf16_weights": (Law(9e-4, 0.7), {"numerics": "bf16_weights"}),
+        "noise_0": (Law(0.0), {"attention": TRITON, "noise": 0.0}),
+        "noise_quarter": (Law(0.5e-4), {"attention": TRITON, "noise": 0.25}),
+        "noise_1": (Law(1.05e-4), {"attention": TRITON, "noise": 1.0}),
+        "noise_4": (Law(2e-4), {"attention": TRITON, "noise": 4.0}),
+        "golden": (Law(1e-4), {"attention": EXACT}),
+        "from_exact_FP32_inside": (Law(0.6e-4), {"attention": TRITON}),
+        "from_exact_every_step_in_BF16": (Law(1.2e-4), {"attention": TILED}),
+        "rate": (Law(3e-4), {"rate": 1.001}),
     }
     roles = {"sham": "control", "one_ulp": "control"}
     return [
@@ -150,9 +159,10 @@ def rows_of(points: list[Trained], seeds: int = 3) -> pd.DataFrame:
 
 def _config(point: Trained, seeds: int) -> dict[str, Any]:
     rung = {"type": "Rung", "attention": VANILLA, "numerics": "autocast_bf16", "init": 0, "order": 0, "ulp": 0, "ranks": 1}
-    rung |= {"restart": "none", "repeat": 0}
+    rung |= {"restart": "none", "repeat": 0, "rate": 1.0, "noise": None}
     config = {"problem": {"type": "TextToImage", "steps": STEPS[-1]}, "variant": rung | dict(point.rung), "seeds": seeds}
-    return config | {"baseline": rung | {"numerics": point.against}}
+    against = EXACT if point.label.startswith("from_exact") else VANILLA
+    return config | {"baseline": rung | {"numerics": point.against, "attention": against}}
 
 
 def record(key: str, point: Trained, seeds: int) -> Record:

@@ -12,7 +12,8 @@ import torch
 
 from numdev.errors import BadInput, Unsupported
 from numdev.results.record import Within
-from numdev.training.attend import attend
+from numdev.training.attend import Trainable, attend
+from numdev.training.noise import Noise
 from numdev.training.run import Run, deterministic
 from numdev.training.run_files import Trained, rounded, without_moments
 from numdev.training.rung import Restart
@@ -69,8 +70,11 @@ class Training:
 
     def finish(self) -> Trained:
         """Do all steps that are left; see `train`."""
-        attention, watch = self._run.rung.attention, self._watch
-        with attend(attention if watch is None else Watched(attention, watch)) as self._seen:
+        rung, watch = self._run.rung, self._watch
+        attention: Trainable = rung.attention if watch is None else Watched(rung.attention, watch)
+        if rung.noise is not None:
+            attention = Noise(rung.attention, rung.noise)
+        with attend(attention) as self._seen:
             self._begin(Restart.NONE)
             for batch in self._run.batches(self._trained.done):
                 if self._trained.done == self._run.half:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -52,8 +53,8 @@ class Rung:
     `attention` computes attention, forward and backward (`numdev.attention.base.Backward`). `ulp` moves the weight that
     `numdev.training.state.moved` names. A later rounding may take the move back: of the weight to BF16 under autocast, or of its
     first updates. Then the weights of the run are those of the reference again, which says nothing of chaos; 65,536 is one last
-    place of BF16. `order` is explained in `Run.batches`, `watch` in `numdev.training.watch`. Raises BadInput, also for an
-    attention that does not compute in the format of the run.
+    place of BF16. `order` is explained in `Run.batches`, `watch` in `numdev.training.watch`, `noise` in `numdev.training.noise`.
+    Raises BadInput, also for an attention that does not compute in the format of the run.
     """
 
     attention: Any = held(follows="backward")
@@ -72,6 +73,12 @@ class Rung:
         "weights_only, without the moments of the optimizer",
     )
     repeat: int = setting(0, "changes nothing: another number is another run of the same, which must come out the same")
+    noise: float | None = setting(
+        None,
+        "plain attention with random errors of the size that the difference of `backward` from it has, times this: 0 is plain "
+        "attention by the same code; null is `backward` itself",
+    )
+    rate: float = setting(1.0, "times the learning rate of the task: a fault that is planted, to see whether it is noticed")
     watch: bool = setting(
         False,
         "keep for each step the largest logit, ties, and how far attention deviates from exact attention; changes no weight",
@@ -93,6 +100,12 @@ class Rung:
                 raise BadInput(f"rung.{name}", getattr(self, name), f"give an integer of at least {least}")
         if self.seed >= APART:
             raise BadInput("rung.seed", self.seed, f"give an integer from 0 to {APART - 1}")
+        if self.noise is not None and not 0 <= self.noise < math.inf:
+            raise BadInput("rung.noise", self.noise, "give a dose of at least 0, or null")
+        if self.noise is not None and self.watch:
+            raise BadInput("rung.watch", True, "random errors are of no pass that can be watched; give rung.noise=null")
+        if not 0 < self.rate < math.inf:
+            raise BadInput("rung.rate", self.rate, "give a number above 0; 1 changes nothing")
         if self.ulp and self.numerics is Numerics.BF16_WEIGHTS:
             hint = "weights in BF16 do not hold a last place of FP32; give 0, or numerics with FP32 weights"
             raise BadInput("rung.ulp", self.ulp, hint)
@@ -100,22 +113,25 @@ class Rung:
 
 @dataclass(frozen=True)
 class Reference:
-    """The run that a rung is compared with: plain attention, and nothing else changed. It is watched where the rung is."""
+    """The run that a rung is compared with: plain attention, or exact, and nothing else changed; watched where the rung is."""
 
     numerics: Numerics | None = setting(
         None, f"those of the run that a rung is compared with: {_NUMERICS}; null is the rung's own"
     )
+    exact: bool = setting(False, "whether that run has exact attention, in FP64 and rounded once, in place of plain attention")
 
     def of(self, variant: Rung, problem: Task) -> Rung:
         """The reference of a rung."""
         from numdev.arithmetic.formats import Format
+        from numdev.attention.exact import RoundedBackward
         from numdev.attention.vendor.vanilla import VanillaBackward
 
         if not isinstance(variant, Rung):  # options of every operation lie in one group
             raise BadInput("baseline", "reference", "it is a run of numdev train; choose a baseline of the operation")
         numerics = self.numerics or variant.numerics
         assert numerics is not None
-        return Rung(VanillaBackward(Format.parse(numerics.format)), numerics, watch=variant.watch, seed=variant.seed)
+        attention = (RoundedBackward if self.exact else VanillaBackward)(Format.parse(numerics.format))
+        return Rung(attention, numerics, watch=variant.watch, seed=variant.seed)
 
 
 GROUPS: dict[str, type] = {"rung": Rung, **{name: kind for name, kind in BACKWARD_GROUPS.items() if name != "problem"}}

@@ -156,7 +156,7 @@ class State:
 
     def step(self, number: int, batch: Batch) -> None:
         """Do a step and note its loss and norm."""
-        self.rate.fill_(self._run.task.rate_at(number))
+        self.rate.fill_(self._run.task.rate_at(number) * self._run.rung.rate)
         if self.graph is None:
             self._outputs = self.update({name: x.to(self._device) for name, x in batch.items()})
         else:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from numdev.arithmetic.formats import FP32
+from numdev.attention.exact import RoundedBackward
+from numdev.attention.vendor.custom import CustomBackward
 from numdev.cli import build
 from numdev.cli.compose import composer, config_folder
 from numdev.cli.expand import Expander
@@ -83,6 +87,15 @@ class TestWhatIsMade:
         assert made.variant.numerics is Numerics.BF16_WEIGHTS
         assert (made.baseline.numerics, made.baseline.attention.format.name) == (Numerics.FP32, "fp32")
 
+    def test_a_reference_with_exact_attention(self) -> None:
+        made = point(baseline__exact=True)
+        assert made.baseline == replace(made.variant, attention=RoundedBackward(made.variant.attention.format))
+
+    def test_a_function_of_ones_own_is_trained_with(self) -> None:
+        made = point(backward="custom", backward__function="tests.attention.vendor.test_custom:plain", precision="fp32")
+        assert made.variant.attention == CustomBackward("tests.attention.vendor.test_custom:plain", FP32)
+        assert made.variant.numerics is Numerics.FP32
+
     def test_a_rung_has_what_is_stated_and_its_reference_has_not(self) -> None:
         stated = {"rung.init": 1, "rung.order": 2, "rung.ulp": 3, "rung.ranks": 2, "rung.restart": "lossy", "rung.repeat": 4}
         made = build.point(EXPANDER.composer.request(stated))
@@ -102,6 +115,8 @@ def test_rungs_of_a_study_differ_in_one_thing(name: str) -> None:
         if names == ["attention", "numerics"]:
             assert theirs.numerics is Numerics.FP32
             assert type(ours.attention) is type(theirs.attention)
+        elif ours.noise is not None:  # of the size that this attention's difference has
+            assert names == ["attention", "noise"]
         else:
             assert len(names) == 1
 

@@ -32,6 +32,10 @@ CHANGE_COLOURS = {
     "order": "#117733",
     "ranks": "#AA4499",
     "restart": "#661100",
+    "noise": "#999933",
+    "exact": "#332288",
+    "from_exact": "#6699CC",
+    "fault": "#DDAA33",
     "precision": "#EE3377",
     "several": "#B8A33D",
 }

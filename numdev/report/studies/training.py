@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from numdev.report.claims.evidence import left_out
 from numdev.report.claims.verdicts import (
     MARGIN,
+    TREND,
     Evidence,
     NotMeasured,
     Question,
@@ -59,6 +60,10 @@ class Group(Enum):
     ORDER = "other order of the data", CHANGE_COLOURS["order"], "order", "0"
     RANKS = "another number of processes", CHANGE_COLOURS["ranks"], "ranks", "1"
     RESTART = "stopped and resumed", CHANGE_COLOURS["restart"], "restart", "none"
+    NOISE = "random errors of the size of flash attention's", CHANGE_COLOURS["noise"], "noise", "none"
+    GOLDEN = "exact attention, from baseline attention", CHANGE_COLOURS["exact"]
+    FROM_GOLDEN = "flash attention, from exact attention", CHANGE_COLOURS["from_exact"]
+    FAULT = "another learning rate", CHANGE_COLOURS["fault"], "rate", "1"
     PRECISION = "lower precision than FP32", CHANGE_COLOURS["precision"], "numerics"
     OTHER = "several of these", CHANGE_COLOURS["several"]
 
@@ -66,18 +71,28 @@ class Group(Enum):
         self.words, self.shade, self.setting, self.usual = words, shade, setting, usual
 
 
-CONTROLS = (Group.ULP, Group.RANKS)
+_EXACT = "RoundedBackward"
+CONTROLS = (Group.ULP, Group.RANKS, Group.NOISE, Group.FAULT)
 
 
 def group_of(row: Mapping[str, Any]) -> Group:
-    """In what the run of a row differs: the sham in nothing, and what differs in several ways is of no other group."""
-    differing = []
+    """In what the run of a row differs: the sham in nothing, and what differs in several ways is of no other group.
+
+    Random errors stand in place of the attention that they have the size of, and of dose 0 they are none.
+    """
+    differing, noise = list[Group](), _text(row, "variant.noise")
     for group in Group:
+        if noise and (group is Group.FLASH or (group is Group.NOISE and float(noise) == 0)):
+            continue
         own = _text(row, f"variant.{group.setting}") or group.usual
         if group.setting and own != (_text(row, f"baseline.{group.setting}") or group.usual or own):
             differing.append(group)
     if not differing:
         return Group.SHAM
+    if differing == [Group.FLASH] and _EXACT in (
+        kinds := [_text(row, f"{side}.attention.type") for side in ("variant", "baseline")]
+    ):
+        return Group.GOLDEN if kinds[0] == _EXACT else Group.FROM_GOLDEN
     return differing[0] if len(differing) == 1 else Group.OTHER
 
 
@@ -87,6 +102,11 @@ def _text(row: Mapping[str, Any], name: str) -> str:
     if value is None or pd.isna(value):
         return ""
     return f"{value:g}" if isinstance(value, (int, float)) else str(value)
+
+
+def _first(rows: pd.DataFrame) -> dict[str, Any]:
+    """The cells of the first row."""
+    return {str(name): value for name, value in rows.head(1).to_dict("records")[0].items()}
 
 
 @dataclass(frozen=True)
@@ -103,6 +123,17 @@ class Rung:
         """Whether a setting has a value in every run."""
         name = f"variant.{setting}"
         return name in self.rows and bool((self.rows[name] == value).all())
+
+    @property
+    def attention(self) -> tuple[str, ...]:
+        """What its runs state of their attention: equal where it is the same."""
+        cells = _first(self.rows)
+        return tuple(_text(cells, name) for name in cells if name.startswith("variant.attention."))
+
+    @property
+    def dose(self) -> float:
+        """That of random errors; NaN without."""
+        return float(_text(_first(self.rows), "variant.noise") or math.nan)
 
     @property
     def trained(self) -> pd.DataFrame:
@@ -123,9 +154,12 @@ class Rung:
             raise Undecidable(f"{self.name}: {METRICS[metric]} is not finite at step {step}")
         return here
 
-    def horizon(self, since: float) -> list[int]:
-        """The steps with weights after a share of all steps, the last one at least."""
-        return sorted({int(step) for step in self.trained["step"] if step >= since * self.end} | {self.end})
+    def horizon(self, since: float, until: float = 1.0) -> list[int]:
+        """The steps with weights from one share of all steps to another, the last of them at least."""
+        own = sorted(
+            {int(step) for step in self.trained["step"] if step <= until * self.end} | ({self.end} if until == 1 else set())
+        )
+        return [step for step in own if step >= since * self.end or step == own[-1]]
 
     def half_time(self) -> Interval:
         """The step at which the Wasserstein distance reaches half of that at the last step, between steps on log axes.
@@ -166,7 +200,7 @@ def rungs(rows: pd.DataFrame) -> list[Rung]:
     end = int(own["step"].max()) if "step" in own and len(own) else 0
     every = list[Rung]()
     for _, runs in own.groupby("key", sort=False):
-        cells = {str(name): value for name, value in runs.head(1).to_dict("records")[0].items()}
+        cells = _first(runs)
         group, labels = group_of(cells), [_text(cells, name) for name in cells if name.startswith(LABEL)]
         is_judged = EntryRole.ASIDE.value not in [_text(cells, name) for name in cells if name.startswith(ENTRY_ROLE)]
         every.append(Rung(", ".join(filter(None, labels)) or group.words, group, is_judged, runs, end))
@@ -287,24 +321,42 @@ def weigh_growth(rows: pd.DataFrame, region: Region) -> Evidence:
     return Evidence(figure, sentence, tuple(Question(power, region) for power in every))
 
 
-def weigh_times(rows: pd.DataFrame, region: Region, of: str, to: str, *, since: float = 1.0, pooled: bool = False) -> Evidence:
-    """From a share of the steps on, the Wasserstein distance of one group over that of another lies in a region at each step.
+def weigh_times(
+    rows: pd.DataFrame,
+    region: Region,
+    of: str,
+    to: str,
+    *,
+    since: float = 1.0,
+    until: float = 1.0,
+    pooled: bool = False,
+    dose: float | None = None,
+    only: str = "",
+) -> Evidence:
+    """From one share of the steps to another, the Wasserstein distance of a group over that of another lies in a region.
 
-    Each run of the first is compared with each of the second, or with all as one where they are `pooled`. Of lower precisions
-    FP16 is judged, where it was trained.
+    Each run of the first is compared with each of the second, or with all as one where they are `pooled`, at each step. Of lower
+    precisions FP16 is judged, where it was trained; of random errors those of a `dose`, each with the attention whose size they
+    have. `only` is in the names of the first runs.
     """
     every = _sound(rows)
     (above, idle), (below, rest) = (_acting(of_group(every, name)) for name in (of, to))
+    above = [rung for rung in above if only in rung.name]
+    if dose is not None:
+        below = [rung for rung in below if rung.dose == dose]
+        above = [rung for rung in above if rung.attention in [each.attention for each in below]]
+    if not above:
+        raise NotMeasured(f"no run of {Group[of.upper()].words} that the claim is about was trained")
     groups = [below] if pooled else [[rung] for rung in below]
 
     def times(metric: str, rungs: Iterable[Rung], step: int | None = None) -> dict[str, Interval]:
-        pairs = [(one, group) for one in rungs for group in groups]
+        pairs = [(one, group) for one in rungs for group in groups if dose is None or one.attention == group[0].attention]
         ratios = [over(one.at(metric, step), *(each.at(metric, step) for each in group)) for one, group in pairs]
         names = [one.name if len(groups) == 1 else f"{one.name} over {group[0].name}" for one, group in pairs]
         return dict(zip(names, ratios, strict=True))
 
     fp16 = [one for one in above if of == "precision" and one.has("numerics", "autocast_fp16")]
-    steps = above[0].horizon(since)
+    steps = above[0].horizon(since, until)
     judged = {(name, step): own for step in steps for name, own in times(WASSERSTEIN, fp16 or above, step).items()}
     (least, low), (most, high) = (end(judged.items(), key=lambda item: item[1].estimate) for end in (min, max))
     figure = f"at most {high.text()}{_where(most, judged)}" if pooled else _span([*judged.values()])
@@ -323,6 +375,21 @@ def _where(place: tuple[str, int], judged: Iterable[tuple[str, int]]) -> str:
     names, steps = map(set, zip(*judged, strict=True))
     words = [place[0]] * (len(names) > 1) + [f"step {place[1]}"] * (len(steps) > 1)
     return f" ({', '.join(words)})" if words else ""
+
+
+def weigh_dose(rows: pd.DataFrame, region: Region, *, since: float = 1.0, until: float = 1.0) -> Evidence:
+    """From one share of the steps to another, the exponent of the dose of random errors in the Wasserstein distance."""
+    noise, idle = _acting(of_group(_sound(rows), "noise"))
+    exponents = dict[str, Interval]()
+    for step in noise[0].horizon(since, until):
+        pairs = pd.concat([pd.DataFrame({"dose": one.dose, "at": one.at(step=step)}) for one in noise])
+        exponents[f"step {step}"] = slope(pairs["dose"], pairs["at"], pairs.index)
+    sizes = {one.name: typical(one.at().tolist()) for one in noise}
+    sentence = (
+        f"The exponent of the dose in the {METRICS[WASSERSTEIN]}: {_listed(exponents)}. That at the last step: {_listed(sizes)}."
+    )
+    sentence += f"{left_out(*exponents.values())}{idle}{_stopped(noise)}"
+    return Evidence(_span([*exponents.values()]), sentence, tuple(Question(own, region) for own in exponents.values()))
 
 
 def weigh_rate(rows: pd.DataFrame, region: Region) -> Evidence:
@@ -374,6 +441,11 @@ WORDS = operation_words(
     inputs=lambda rows: "the initial weights and of the order of the data",
     describe=lambda rows: f"{int(rows['step'].max()):,} steps" if "step" in rows and len(rows) else "",
     rules=(
+        ("is it nearer, or farther? (ratio)", "lies below, or above, 1", "lies above, or below, 1"),
+        ("does a larger dose move the weights farther? (exponent)", f"lies above {TREND:g}", f"lies below {TREND:g}"),
+        ("do errors 16 times as large move them less than twice as far? (exponent)", "lies below 0.25", "lies above 0.25"),
+        ("is it as much within a factor of 1.5? (ratio)", "lies between 0.667 and 1.5", "lies outside them"),
+        ("is it farther? (ratio)", f"lies above {MARGIN:g}", f"lies below {MARGIN:g}"),
         ("is it no more than another? (ratio)", f"lies below {MARGIN:g}", f"lies above {MARGIN:g}"),
         ("is it at least half as much as another? (ratio)", "lies above 0.5", "lies below 0.5"),
         ("is it 2 to 5 times as much? (ratio)", "lies between 2 and 5", "lies outside them"),
@@ -434,7 +506,7 @@ _ACROSS = 4  # panels beside one another
 def draw_losses(rows: pd.DataFrame) -> Figure:
     """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
     every = in_scenarios(rows)
-    figure, panels = marks.grid([(rung.name, "") for rung in every], _ACROSS, 1.5, ("training steps", "training loss"))
+    figure, panels = marks.grid([(rung.name, "") for rung in every], _ACROSS, 1.45, ("training steps", "training loss"))
     values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
     finite = values[(values > 0) & (values < math.inf)]
     for place, (axes, rung) in enumerate(zip(panels, every, strict=True)):

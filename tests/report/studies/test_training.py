@@ -70,9 +70,29 @@ CASES: list[tuple[str, dict[str, Law | None], Verdict]] = [
     ("restart_lossy", {"lossy": Law(1e-5)}, FAILS),
     ("restart_lossy", {"lossy": None}, NOT_MEASURED),
     ("restart_lossy", {"one_ulp": None}, NOT_MEASURED),
+    ("fig8_noise", {}, HOLDS),
+    ("fig8_noise", {"noise_1": Law(2e-4)}, FAILS),
+    ("fig8_noise", {"noise_1": Law(1e-4, noise=0.4)}, UNDECIDED),
+    ("fig8_noise", {"noise_1": None}, NOT_MEASURED),
+    ("fig8_noise", {"triton": None}, NOT_MEASURED),
+    ("fig8_dose", {}, HOLDS),
+    ("fig8_dose", {"noise_1": Law(0.5e-4), "noise_4": Law(0.5e-4)}, FAILS),
+    ("fig8_dose", {"noise_1": None, "noise_4": None, "noise_quarter": None}, NOT_MEASURED),
+    ("fig8_dose_end", {}, FAILS),
+    ("fig8_dose_end", {"noise_4": Law(1e-4), "noise_quarter": Law(1e-4)}, HOLDS),
+    ("fig8_exact", {}, HOLDS),
+    ("fig8_exact", {"from_exact_FP32_inside": Law(2e-4)}, FAILS),
+    ("fig8_exact", {"golden": None}, NOT_MEASURED),
+    ("fig8_exact", {"from_exact_FP32_inside": None}, NOT_MEASURED),
+    ("fig8_exact_bf16", {}, HOLDS),
+    ("fig8_exact_bf16", {"golden": Law(2e-4)}, FAILS),
+    ("training_fault", {}, HOLDS),
+    ("training_fault", {"rate": Law(1e-4)}, FAILS),
+    ("training_fault", {"rate": Law(0.0)}, UNDECIDED),
     ("training_sham", {}, HOLDS),
+    ("training_sham", {"noise_0": Law(1e-9)}, FAILS),
     ("training_sham", {"sham": Law(1e-9)}, FAILS),
-    ("training_sham", {"sham": None}, NOT_MEASURED),
+    ("training_sham", {"sham": None, "noise_0": None}, NOT_MEASURED),
 ]
 
 
@@ -166,10 +186,22 @@ REFERENCE |= {"baseline.attention.type": "VanillaBackward", "baseline.numerics":
         ({"restart": "lossy"}, Group.RESTART),
         ({"numerics": "autocast_fp16"}, Group.PRECISION),
         ({"init": 1, "ulp": 1}, Group.OTHER),
+        ({"attention.type": "TiledBackward", "noise": 1.0}, Group.NOISE),
+        ({"attention.type": "TiledBackward", "noise": 0.0}, Group.SHAM),
+        ({"attention.type": "TiledBackward", "noise": math.nan}, Group.FLASH),
+        ({"attention.type": "TiledBackward", "noise": 1.0, "init": 1}, Group.OTHER),
+        ({"attention.type": "RoundedBackward"}, Group.GOLDEN),
+        ({"rate": 1.001}, Group.FAULT),
     ],
 )
 def test_a_rung_is_of_the_group_of_what_it_changes(changes: dict[str, Any], group: Group) -> None:
     assert group_of(REFERENCE | {f"variant.{field}": value for field, value in changes.items()}) is group
+
+
+def test_flash_attention_compared_with_exact_is_of_a_group_of_its_own() -> None:
+    exact = REFERENCE | {"baseline.attention.type": "RoundedBackward"}
+    assert group_of(exact | {"variant.attention.type": "TiledBackward"}) is Group.FROM_GOLDEN
+    assert group_of(exact | {"variant.attention.type": "RoundedBackward"}) is Group.SHAM
 
 
 def test_a_rung_that_a_study_sets_aside_is_not_judged() -> None:
@@ -207,7 +239,7 @@ def test_a_record_that_is_gone_leaves_the_verdict_partial(tmp_path: Path) -> Non
     (one, _) = judge(CLAIMS, load(store, kind=TRAINING))
     (found,) = one.findings.values()
     assert found.verdict_text.startswith("holds, partial (p")
-    assert found.sentence.startswith("Partial: 1 of 39 points are not measured yet: triton (seed 2). The Wasserstein")
+    assert found.sentence.startswith("Partial: 1 of 63 points are not measured yet: triton (seed 2). The Wasserstein")
     assert one.word == "reproduced, partial"
 
 
@@ -259,7 +291,7 @@ def test_figure_8_shows_every_rung_and_that_an_exact_restart_is_zero(
 ) -> None:
     last, rate = drawn["training_ladder"].axes
     names = [label.get_text() for label in last.get_yticklabels()]
-    assert names == [rung.name for rung in rungs(toy[1].study("fig8"))][1:]  # without the sham
+    assert names == [rung.name for rung in rungs(toy[1].study("fig8")) if rung.group is not Group.SHAM]
     assert len(last.containers) == len(rate.containers) == len(names) - 1
     (absent,) = (text for text in last.texts if text.get_text() == "0")
     assert names[round(float(absent.xy[1]))] == "exact"  # type: ignore[attr-defined]

@@ -109,14 +109,18 @@ class Mask:
         """The number of keys of each batch entry."""
         return self.key_lengths or (keys,) * batch
 
-    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch heads_or_1 queries"]:
-        """Whether each query sees a key at all."""
-        if self.bias is not None:
-            seen = self.visible(queries, keys, (0, queries), (0, keys), torch.device("cpu"))
-            return torch.ones(batch, 1, queries, dtype=torch.bool) if seen is None else seen.any(-1).expand(batch, -1, -1)
+    def seeing_heads(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch heads_or_1 queries"]:
+        """Whether each query sees a key at all, with the bias of its head."""
+        if self.bias is None:
+            return self.seeing_rows(batch, queries, keys)[:, None]
+        seen = self.visible(queries, keys, (0, queries), (0, keys), torch.device("cpu"))
+        return torch.ones(batch, 1, queries, dtype=torch.bool) if seen is None else seen.any(-1).expand(batch, -1, -1)
+
+    def seeing_rows(self, batch: int, queries: int, keys: int) -> Bool[torch.Tensor, "batch queries"]:
+        """Whether each query sees a key at all, the bias aside."""
         rows = torch.arange(queries)
         ranges = [self.key_range(queries, keys, rows, length) for length in self.lengths(batch, keys)]
-        return torch.stack([high > low for low, high in ranges])[:, None]
+        return torch.stack([high > low for low, high in ranges])
 
     def without_padding(self, x: Float[torch.Tensor, "batch heads keys dim"]) -> Float[torch.Tensor, "batch heads keys dim"]:
         """k or v with zeros for the keys that do not exist, so that nothing in them can reach a result."""

@@ -201,7 +201,7 @@ class Tiled(OverTiles):
             last = min(first + block, q.shape[-2])
             out[..., first:last, :], lse[..., first:last, :] = run.rows(splits, first, last)
         if counters is not None:
-            sees = mask.seeing_rows(q.shape[0], q.shape[-2], k.shape[-2]).to(q.device)
+            sees = mask.seeing_heads(q.shape[0], q.shape[-2], k.shape[-2]).to(q.device)
             counters.ended(lse, grouped(sees, k.shape[1]))
         counted = {} if counters is None else counters.summary()
         return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counters=counted)

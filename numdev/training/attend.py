@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch._ops import OperatorBase, OpOverloadPacket
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -81,8 +82,8 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts
 
     Raises:
         BadInput: in a call, for arguments that do not fit together.
-        Unsupported: in a call, naming the argument, for dropout, for a mask that is added to the scores or that no `Mask` states,
-            and for inputs that require a gradient where the variant has none.
+        Unsupported: in a call, naming the argument, for dropout, for a mask that is learned or that the variant cannot add to the
+            scores, and for inputs that require a gradient where the variant has none.
     """
     exchange = Exchange(variant, read_masks)
     with exchange.active():
@@ -190,6 +191,34 @@ class ForwardAlone:
             raise Unsupported("variant", f"{name} has no backward pass; {hint}")
         with torch.no_grad(), uncast(q):
             return rounded_once(self.primal(*self.primal.round_inputs(q, k, v), mask, scale).out, q.dtype)
+
+
+Inputs = tuple[Tensor, ...]
+
+
+class Answer(Protocol):
+    """O of q, k and v, and then, once, their gradients of dO."""
+
+    def forward(self, inputs: Inputs) -> Tensor: ...
+    def backward(self, do: Tensor) -> Inputs: ...
+
+
+def answered(q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
+    """O by an answer, whose gradients are those of the answer."""
+    result: Tensor = _Answered.apply(q, k, v, answer)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Answered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
+        ctx.answer = answer
+        return answer.forward((q, k, v))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        return *ctx.answer.backward(do), None
 
 
 def callers(kind: type) -> Iterator[Any]:

@@ -11,7 +11,7 @@ from numdev.attention.base import Backward
 from numdev.attention.differentiable import rounded_once
 from numdev.attention.mask import Mask
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.recorders import Inputs, answered
+from numdev.training.attend import Inputs, answered
 
 _PRIME = 2**31 - 1
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
 from numdev.attention.exact import Exact, ExactBackward
@@ -19,11 +18,10 @@ from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.record import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import ForwardAlone, Interception, Variant, callers, trainable
+from numdev.training.attend import ForwardAlone, Inputs, Interception, Variant, answered, callers, trainable
 from numdev.training.call import Arguments, Call
 
 Heads = Mapping[str, list[Sample]]
-Inputs = tuple[Tensor, ...]
 Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
@@ -200,31 +198,6 @@ class _Beside:
 def _heads(results: Mapping[str, Tensor]) -> Heads:
     """The values of each head of each result, `[batch, heads, tokens, dim]`, over all batch entries."""
     return {name: [Sample(x[:, head]) for head in range(x.shape[1])] for name, x in results.items()}
-
-
-class Answer(Protocol):
-    """O of q, k and v, and then, once, their gradients of dO."""
-
-    def forward(self, inputs: Inputs) -> Tensor: ...
-    def backward(self, do: Tensor) -> Inputs: ...
-
-
-def answered(q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
-    """O by an answer, whose gradients are those of the answer."""
-    result: Tensor = _Answered.apply(q, k, v, answer)  # type: ignore[no-untyped-call]
-    return result
-
-
-class _Answered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
-        ctx.answer = answer
-        return answer.forward((q, k, v))
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.answer.backward(do), None
 
 
 class capture(Recorder):  # noqa: N801  # a context that is called as `attend` is

@@ -99,6 +99,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "baseline.forward": [("own", {}), ("own", EMULATED)],  # of another operation, as the next two are
     "baseline.query_order": [("forward", {}), ("forward", EMULATED)],
     "baseline.numerics": [("fp32", {})],
+    "baseline.exact": [(True, {})],
     "baseline.normalise": [("end", {}), ("end", {"baseline": "none"})],
 }
 

@@ -90,7 +90,7 @@ def dense(mask: Mask, queries: int, keys: int, device: torch.device) -> Bool[Ten
 @lru_cache(maxsize=64)
 def hides_rows(mask: Mask, batch: int, queries: int, keys: int) -> bool:
     """Whether there is a query that sees no key; computed once for a request."""
-    return not bool(mask.seeing_rows(batch, queries, keys).all())
+    return not bool(mask.seeing_heads(batch, queries, keys).all())
 
 
 def is_refusal(error: Exception) -> bool:

@@ -51,9 +51,8 @@ class Vanilla(InDtype):
         empty = torch.empty((), dtype=q.dtype, device=q.device)  # beta = 0: it is not read
         scores = torch.baddbmm(empty, rows, k.mT, beta=0, alpha=softmax_scale(q, scale))
         seen = dense(mask, queries, keys, q.device)
-        by_heads = scores.view(batch, kv_heads, -1, queries, keys)
-        if (added := mask.added((0, queries), (0, keys), by_heads)) is not None:
-            by_heads.add_(added)
+        if (added := mask.added((0, queries), (0, keys), group_heads(q, kv_heads))) is not None:
+            scores.view(batch, kv_heads, -1, queries, keys).add_(added)
         if seen is not None:
             scores.view(batch, heads, queries, keys).masked_fill_(~seen, float("-inf"))
         p = torch.softmax(scores, -1)

@@ -31,9 +31,10 @@ from numdev.report.claims.verdicts import LARGER, Evidence, NotMeasured, Questio
 from numdev.report.figures.marks import no_figure
 from numdev.report.figures.plot import draw
 from numdev.report.reading.frames import LABEL, SCENARIO
-from numdev.report.statistics import Floats, Interval, mean, ratio
+from numdev.report.statistics import Floats, Interval, mean, ratio, significant
 from numdev.report.studies import TEXTS
-from numdev.results.record import FACTOR, WINDOW, spike_limit
+from numdev.report.studies.training import in_scenarios, of_group
+from numdev.results.record import FACTOR, WINDOW, spike_limit, student_quantile
 
 BEFORE, AFTER = 20, 5  # steps around a spike that are shown
 FIGURES: dict[str, str] = TEXTS["watched"]
@@ -203,6 +204,32 @@ def weigh_inside(rows: pd.DataFrame, more: str, than: str) -> Evidence:
     listed = ", ".join(f"{name} {int(own.sum())} in {int(own.count())} runs" for name, own in counts.items())
     sentence = f"Spikes: {listed}. More with {more} than with {than}, by seed: {value.text()}."
     return Evidence(f"{value.text()} more spikes", sentence, (Question(value, Region(low=0.0)),))
+
+
+def weigh_rate(rows: pd.DataFrame, region: Region) -> Evidence:
+    """The share of runs whose loss spikes with flash attention, less that of their references, lies in a region.
+
+    Pairs of one seed are averaged. The least difference that could have been found is `(t_0.975 + t_0.8) s / sqrt(n)`, that whose
+    interval excludes 0 with a probability of 80 %, with the spread s over n seeds.
+    """
+    pairs: list[tuple[str, int, bool, bool]] = []
+    for rung in of_group(in_scenarios(rows), "flash"):
+        for seed, run in rung.rows.groupby("seed"):
+            own = run.sort_values("step")
+            ours, theirs = (bool(excursions(own[column].tolist())) for column in ("loss", "baseline_loss"))
+            pairs.append((rung.name, int(str(seed)), ours, theirs))
+    table = pd.DataFrame(pairs, columns=["run", "seed", "flash", "baseline"])
+    value = mean((table["flash"].astype(float) - table["baseline"]).tolist(), table["seed"].tolist())
+    listed = ", ".join(
+        f"{name} {own['flash'].sum()} and {own['baseline'].sum()} of {len(own)}" for name, own in table.groupby("run")
+    )
+    alone = int((table["flash"] != table["baseline"]).sum())
+    sentence = f"Runs whose loss spikes with flash and with baseline attention: {listed}; {alone} pairs differ. "
+    sentence += f"Difference of the shares: {value.text()}."
+    if (share := value.shares[0]).freedom and share.error:
+        least = share.error * sum(student_quantile(level, share.freedom) for level in (0.95, 0.6))
+        sentence += f" One of {significant(least)} would have been found with a probability of 80 %."
+    return Evidence(f"{value.text()} more of the runs", sentence, (Question(value, region),))
 
 
 def draw_aligned(rows: pd.DataFrame) -> Figure:

@@ -17,12 +17,13 @@ from scipy import stats
 from numdev.report.claims.verdicts import Verdict
 from numdev.report.document.report import make_report
 from numdev.report.reading.frames import WATCH
+from numdev.report.statistics import significant
 from numdev.report.studies.registry import CLAIMS
 from numdev.report.studies.registry import FIGURES as PLOTS
 from numdev.report.studies.spikes import BEFORE, FIGURES, excursions, lift_at, lifts, spikes, watched
 from numdev.results.record import FACTOR, WINDOW, Column, Use
 from numdev.results.store import Store
-from tests.toy_training import ladder, stored
+from tests.toy_training import METRICS, ladder, rows_of, stored
 
 STEPS = 200
 SPIKES = {0: 71, 1: 101, 2: 131}  # of some seeds, the step; the others have none
@@ -109,6 +110,38 @@ class TestClaims:
         assert equal.verdict is Verdict.UNDECIDED, "five seeds with as many spikes each do not exclude a sixth with more"
         assert CLAIMS["spikes_inside"].find(pd.concat([study(dict(list(every.items())[:2])), quiet])).verdict is Verdict.UNDECIDED
         assert CLAIMS["spikes_inside"].find(study(every)).verdict is Verdict.NOT_MEASURED
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "verdict"),
+    [
+        (range(12), range(12), Verdict.HOLDS),  # the same runs
+        (range(12), range(1, 13), Verdict.HOLDS),
+        (range(20), range(4), Verdict.FAILS),
+        (range(4), range(20), Verdict.FAILS),
+        (range(12), range(7), Verdict.UNDECIDED),
+    ],
+)
+def test_the_rate_of_spikes_is_compared_by_pairs(ours: range, theirs: range, verdict: Verdict) -> None:
+    """Of 24 pairs; the interval is Student's over seeds, and the least difference that of a t-test with 80 % power."""
+    (flash,) = (point for point in ladder() if point.label == "triton")
+    head = rows_of([flash], 1).iloc[[0]].drop(columns=["seed", "step", *METRICS])
+    runs = [
+        head.merge(run(seed, 90 if seed in ours else None)[["step", "loss"]], how="cross").assign(
+            seed=seed, baseline_loss=run(seed, 90 if seed in theirs else None, label=OUTSIDE)["loss"]
+        )
+        for seed in range(24)
+    ]
+    found = CLAIMS["spikes_rate"].find(pd.concat(runs, ignore_index=True))
+    assert found.verdict is verdict, found.sentence
+    assert f"triton {len(ours)} and {len(theirs)} of 24" in found.sentence
+    differences = [float(seed in ours) - float(seed in theirs) for seed in range(24)]
+    if len(set(differences)) > 1:
+        error = float(np.std(differences, ddof=1)) / 24**0.5
+        least = error * (stats.t.ppf(0.975, 23) + stats.t.ppf(0.8, 23))
+        assert f"One of {significant(least)} would have been found" in found.sentence
+        low = np.mean(differences) - stats.t.ppf(0.975, 23) * error
+        assert f"[{low:.2f}" in found.sentence
 
 
 def test_the_figure_is_drawn_also_without_a_spike() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from jaxtyping import Bool, Float, Int
 
@@ -175,6 +175,12 @@ class Mask:
         """See `visible`, of heads that are grouped by the KV head that they share."""
         visible = self.visible(queries, keys, rows, columns, device)
         return None if visible is None else grouped(visible, kv_heads)
+
+    def of_heads(self, first: int, last: int) -> Mask:
+        """That of some heads."""
+        if self.bias is None or self.bias.values.shape[1] == 1:
+            return self
+        return replace(self, bias=Bias(self.bias.values[:, first:last]))
 
     def added(
         self, rows: tuple[int, int], columns: tuple[int, int], like: torch.Tensor

@@ -92,7 +92,8 @@ class HeadLog(Recorder):
         figures = _Figures(policy.format.u)
         self._looks.append((place, first * group, figures.values))
         with torch.no_grad(), uncast(q):
-            exact = ExactCall(figures, (of_q(call.q), k, v), call.mask, softmax_scale(call.q, call.scale))
+            mask = call.mask.of_heads(first * group, (first + count) * group)
+            exact = ExactCall(figures, (of_q(call.q), k, v), mask, softmax_scale(call.q, call.scale))
             rounded = policy.round_inputs(of_q(call.q), k, v)
             exact.compare(rounded[0], rounded[1], of_q(out), policy)
         if out.requires_grad and q.requires_grad:

@@ -72,6 +72,23 @@ def test_figures_are_those_of_exact_attention(attention: TiledBackward | None, i
             assert row[name] == pytest.approx(float(value), rel=1e-6), name
 
 
+def test_heads_in_turn_have_the_figures_of_all_heads_also_under_a_mask_of_each(inputs: Inputs) -> None:
+    bias = torch.randn(1, HEADS, 6, 6, generator=torch.Generator().manual_seed(0)).masked_fill_(torch.eye(6) > 0, float("-inf"))
+    q, k, v, _ = inputs
+    logs = [HeadLog(MODEL, TILED, every=1, heads=heads) for heads in (None, 1)]
+    rows: list[dict[tuple[int, int], dict[str, float]]] = []
+    for log in logs:
+        for _ in range(2):
+            with log.active():
+                functional.scaled_dot_product_attention(q, k, v, attn_mask=bias, enable_gqa=True)
+            log.step()
+        rows.append({(row["step"], row["head"]): row for row in log.rows()})
+    whole, parts = rows
+    assert list(parts) == [(0, 0), (0, 1), (1, 2), (1, 3)]
+    for place, row in parts.items():
+        assert {name: row[name] for name in FIGURES} == pytest.approx({name: whole[place][name] for name in FIGURES}, nan_ok=True)
+
+
 def compared(output: str, result: Tensor, exact: Tensor) -> dict[str, Tensor]:
     error = result.double() - exact
     sigma = torch.linalg.svdvals(error)

@@ -63,6 +63,8 @@ class Gradients(Result):
     dv: Float[Tensor, "batch kv_heads keys values"]  # `P^T dO`, summed likewise
     # `rowsum(dO * O) = rowsum(dP * P)`; 0 for rows that see no key. None where an implementation does not return it
     delta: Float[Tensor, "batch heads queries"] | None
+    # dS, summed over what shares a number of the mask's bias; None where that is not learned
+    dbias: Float[Tensor, "batch_or_1 heads_or_1 queries keys"] | None = None
 
 
 @dataclass(frozen=True)
@@ -256,6 +258,8 @@ class Backward(Implementation):
     """
 
     recompute: Recompute = Recompute()
+    learns: ClassVar[bool] = False
+    """Whether it has a gradient by what a mask adds to the scores."""
 
     if TYPE_CHECKING:  # see `Implementation`
 

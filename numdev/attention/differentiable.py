@@ -35,7 +35,8 @@ def differentiable(
     that dtype.
     """
     check_dtypes(q, k, v)
-    result: Tensor = _Attend.apply(q, k, v, (forward, backward, report), mask, scale)  # type: ignore[no-untyped-call]
+    learned = None if mask.bias is None else mask.bias.source
+    result: Tensor = _Attend.apply(q, k, v, (forward, backward, report), mask, scale, learned)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -49,6 +50,7 @@ class _Attend(torch.autograd.Function):
         pair: tuple[Attention, Backward, Report | None],
         mask: Mask,
         scale: float | None,
+        learned: Tensor | None,
     ) -> Tensor:
         forward, backward, _ = pair
         with uncast(q):
@@ -74,7 +76,9 @@ class _Attend(torch.autograd.Function):
             if report is not None:
                 report(gradients)
             dq, dk, dv = (_as(x, q.dtype) for x in (gradients.dq, gradients.dk, gradients.dv))
-            return dq, dk, dv, None, None, None
+            learned = None if mask.bias is None else mask.bias.source
+            dbias = None if learned is None or gradients.dbias is None else _as(gradients.dbias, learned.dtype)
+            return dq, dk, dv, None, None, None, dbias
 
 
 class _Rounded(torch.autograd.Function):

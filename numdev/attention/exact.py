@@ -24,7 +24,7 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.groups import PRESET, AcceptedSettings
-from numdev.attention.mask import Mask
+from numdev.attention.mask import Mask, ungrouped
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import OutputForDelta, Recompute
 from numdev.attention.steps import NEVER
@@ -103,6 +103,7 @@ class ExactBackward(Backward):
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings()
     unknown: ClassVar[str] = "it has no tiles"
+    learns: ClassVar[bool] = True
     precision = BackwardPrecision.golden()
     forward = Exact()
     recompute = Recompute(output=OutputForDelta.UNROUNDED)
@@ -136,6 +137,7 @@ class ExactBackward(Backward):
             delta = row_sums(do * out).masked_fill_(lse == NEVER, 0.0)
             lse = lse.masked_fill(lse == NEVER, -NEVER)  # whose exponentials are 0
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
+        slopes: list[Tensor] | None = None if mask.bias is None or mask.bias.source is None else []
         step = whole_blocks(_BACKWARD_WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * keys), torch.float64)
         for start in range(0, queries, step):
             stop = min(start + step, queries)
@@ -153,10 +155,13 @@ class ExactBackward(Backward):
                 p = s.sub_(lse[rows]).exp_()
                 ds = dp.sub_(delta[rows]).mul_(p)
             p, ds = _seen(p, visible), _seen(ds, visible)
+            if slopes is not None and mask.bias is not None:
+                slopes.append(ungrouped(ds, mask.bias))
             dq[rows] = visible_product(ds, k, visible)
             dk += visible_product(ds.mT, q[rows], turned).sum(2)
             dv += visible_product(p.mT, do[rows], turned).sum(2)
-        return Gradients(dq.mul_(factor).flatten(1, 2), dk.mul_(factor), dv, delta.squeeze(-1).flatten(1, 2))
+        dbias = None if slopes is None else torch.cat(slopes, -2)
+        return Gradients(dq.mul_(factor).flatten(1, 2), dk.mul_(factor), dv, delta.squeeze(-1).flatten(1, 2), dbias)
 
 
 def _of_softmax(s: Tensor, dp: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,9 +17,11 @@ class Bias:
 
     Attributes:
         values: floating, on the CPU; without NaN or infinity.
+        source: the same numbers as a tensor of a model that learns them; None where no gradient by them is wanted.
     """
 
     values: Float[torch.Tensor, "batch_or_1 heads_or_1 queries keys"] = field(repr=False)
+    source: torch.Tensor | None = field(default=None, repr=False)
     digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -197,6 +199,13 @@ class Mask:
         before = not self.causal or columns[1] - 1 <= first
         present = self.key_lengths is None or min(self.key_lengths) >= columns[1]
         return near and before and present
+
+
+def ungrouped(x: torch.Tensor, bias: Bias) -> torch.Tensor:
+    """`[batch, kv_heads, group, rows, columns]` summed over the batch and the heads that share the numbers of a bias."""
+    shared = [axis for axis in range(2) if bias.values.shape[axis] == 1]
+    x = x.flatten(1, 2)
+    return x.sum(shared, keepdim=True) if shared else x
 
 
 def grouped(x: torch.Tensor, kv_heads: int) -> torch.Tensor:

@@ -332,8 +332,13 @@ class BackwardRun:
                 self.steps.do("add delta", delta[tile.here], self.steps.delta("weigh dp", tile.dp, tile.p))
         return delta
 
-    def gradients(self, delta: Tensor, counters: BackwardCounters | None) -> tuple[Tensor, Tensor, Tensor]:
-        """The running sums of dQ, dK and dV after all meetings: dQ over KV tiles, dK and dV over heads, then query tiles."""
+    def gradients(
+        self, delta: Tensor, counters: BackwardCounters | None, slopes: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The running sums of dQ, dK and dV after all meetings: dQ over KV tiles, dK and dV over heads, then query tiles.
+
+        `slopes [batch, kv_heads, group, queries, keys]` takes up dS, where it is given.
+        """
         steps, dq = self.steps, torch.zeros_like(self.q)
         dk, dv = torch.zeros_like(self.k.squeeze(2)), torch.zeros_like(self.v.squeeze(2))
         for index in range(len(self.meetings)):
@@ -342,6 +347,8 @@ class BackwardRun:
                 continue
             ds = steps.ds(tile.dp, tile.p, delta[tile.here])
             ds = _seen(ds, tile.visible)
+            if slopes is not None:
+                slopes[tile.here][..., tile.there] = ds
             p = steps.probabilities(tile.p)
             if counters is not None:
                 counters.tile(tile.p, p, ds, tile.visible)

@@ -28,7 +28,7 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.groups import BACKWARD_STEPS, FORWARD_STEPS, PRESET, RECOMPUTED, RECURRENCE, STEPS, TILES, AcceptedSettings
-from numdev.attention.mask import Mask, grouped
+from numdev.attention.mask import Mask, grouped, ungrouped
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import Shape
 from numdev.attention.recurrence import BackwardCounters, BackwardRun, Counters, Run
@@ -219,6 +219,7 @@ class TiledBackward(GradientsOverTiles):
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(READ_BACKWARD | {"backward.query_order", "backward.count"})
+    learns: ClassVar[bool] = True
 
     query_order: Order | None = setting(
         None,
@@ -261,12 +262,15 @@ class TiledBackward(GradientsOverTiles):
         delta = steps.delta("weigh output", do.clone(), out) if self.recompute.reads_output else run.delta()
         delta.masked_fill_(hidden, 0.0)
         counters = BackwardCounters(q.device) if self.count else None
-        dq, dk, dv = run.gradients(delta, counters)
+        learned = None if mask.bias is None or mask.bias.source is None else mask.bias
+        slopes = None if learned is None else q.new_zeros(*q.shape[:-1], k.shape[-2])
+        dq, dk, dv = run.gradients(delta, counters, slopes)
         steps.at(END, 0, 0)
         dq, dk = steps.scale("scale dq", dq, run.factor), steps.scale("scale dk", dk, run.factor)
         dq, dk, dv = (steps.output(gradient) for gradient in (dq, dk, dv))
         counted = {} if counters is None else counters.summary()
-        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), counters=counted)
+        dbias = None if learned is None or slopes is None else ungrouped(slopes, learned)
+        return Gradients(dq.flatten(1, 2), dk, dv, delta.squeeze(-1).flatten(1, 2), dbias, counters=counted)
 
     def _meetings(self, q: Tensor, k: Tensor, mask: Mask) -> list[Meeting]:
         """Of query tiles and KV tiles of grouped heads, in their order."""

@@ -155,6 +155,7 @@ class Exchange(Interception):
     def __init__(self, variant: Variant, read_masks: bool = False) -> None:
         super().__init__(read_masks)
         self._variant = trainable(variant)
+        self._reader.learns = isinstance(variant, Backward) and variant.learns
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         """See `Interception`."""

@@ -116,6 +116,7 @@ class MaskReader:
     """
 
     waits: bool = False
+    learns: bool = False  # whether who computes has a gradient by a mask tensor
     _last: tuple[Tensor, tuple[object, ...], Mask] | None = field(default=None, repr=False)
 
     def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Mask:
@@ -129,11 +130,15 @@ class MaskReader:
             if tensor.variant is bias.CausalVariant.UPPER_LEFT and shape[-2] != shape[-1]:
                 raise Unsupported(_MASK, "it is aligned top left, which no Mask states for other than as many queries as keys")
             return Mask(causal=True)
-        if tensor.requires_grad:
-            hint = "it is learned, and no implementation here has a gradient by it; use torch.no_grad(), or detach it"
+        learned = tensor.requires_grad and torch.is_grad_enabled()
+        if learned and not self.learns:
+            hint = "it is learned; ExactBackward and TiledBackward have a gradient by it within attend, else use torch.no_grad()"
             raise Unsupported(_MASK, hint)
         if tensor.device.type == "cpu":
-            return _read(tensor, shape)
+            if not learned:
+                return _read(tensor, shape)
+            source = _of_scores(tensor, _checked(tensor, shape))
+            return Mask(bias=Bias(_biases(source), source))
         # Equal for two views of the same values, while one of them is held; torch counts no changes of inference tensors.
         place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, shape
         known = () if tensor.is_inference() else (*place, tensor._version)
@@ -149,11 +154,16 @@ class MaskReader:
         return mask
 
 
-def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:
+def _checked(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the scores, which the tensor fits."""
     pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
     if not 2 <= tensor.ndim <= len(shape) or not all(size in (1, other) for size, other in pairs):
         raise BadInput(_MASK, tuple(tensor.shape), f"it must fit the scores, {tuple(shape)}")
-    values = _biases(_of_scores(tensor, shape))
+    return shape
+
+
+def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:
+    values = _biases(_of_scores(tensor, _checked(tensor, shape)))
     seen = values > float("-inf")
     if bool(((values != 0) & seen).any()) or not bool((seen == seen[:, :1]).all()):
         return Mask(bias=Bias(values))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import numdev as nd
 from numdev.arithmetic.formats import BF16, FP64
 from numdev.attention.base import Backward, Gradients
 from numdev.attention.exact import ExactBackward
@@ -146,3 +147,22 @@ def test_equal_values_are_equal() -> None:
     assert hash(one) == hash(other)
     assert one != Bias(torch.zeros(1, 1, 2, 8))
     assert Mask(bias=one) == Mask(bias=other) != Mask()
+
+
+@pytest.mark.parametrize("size", [SIZES, (1, HEADS, QUERIES, KEYS), (BATCH, 1, QUERIES, KEYS), (HEADS, 1, KEYS), (QUERIES, KEYS)])
+@pytest.mark.parametrize("name", ["exact", "tiled", "tiled, exp2"])
+def test_the_gradient_by_a_learned_bias_is_that_of_torch(name: str, size: tuple[int, ...]) -> None:
+    """In a model: also of the numbers that queries, heads or entries of the batch share, and under a tensor that hides keys."""
+    bias, hides = (
+        normal(*size).requires_grad_(),
+        torch.zeros(QUERIES, KEYS, dtype=torch.float64).masked_fill(~PACKED[0, 0], HIDDEN),
+    )
+    q, do, k, v = (normal(BATCH, HEADS, n, DIM) for n in (QUERIES, QUERIES, KEYS, KEYS))
+    attention = torch.nn.functional.scaled_dot_product_attention
+    (expected,) = torch.autograd.grad(attention(q, k, v, bias + hides), bias, do)
+    with nd.attend(IMPLEMENTATIONS[name]):
+        (slope,) = torch.autograd.grad(attention(q, k, v, bias + hides), bias, do)
+    assert torch.allclose(slope, expected, rtol=0, atol=1e-12)
+    for refuses in (nd.attend(IMPLEMENTATIONS["naive"]), nd.shadow({"exact": ExactBackward()}, ExactBackward())):
+        with pytest.raises(Unsupported, match="^attn_mask: it is learned"), refuses:
+            attention(q, k, v, bias + hides)

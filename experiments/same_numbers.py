@@ -69,7 +69,7 @@ COMMANDS: dict[str, str] = {f"study {name}": f"measure study={name} {_POINT}" fo
     "training": f"train backward=tiled precision=bf16 tiling.br=16 tiling.bc=16 rung.watch=true {_LANGUAGE}",
     "training, another start": f"train rung.ulp=1 rung.init=1 rung.order=1 {_LANGUAGE}",
     "training on scenes": f"train backward=tiled precision=bf16 tiling.br=8 tiling.bc=8 {_SCENES}",
-    "another operation": "measure --config-dir examples/rmsnorm/configs operation=rmsnorm seeds=1",
+    "another operation": "measure operation=rmsnorm seeds=1",
 }
 
 # Columns that two runs may differ in, and those that, with labels, are the key of a row.
@@ -102,8 +102,7 @@ class Run:
 def run(tree: Path, command: str, folder: Path) -> Run:
     """Run a command with the code of a tree; its results lie in `folder`."""
     interpreted = {"TRITON_INTERPRET": "1"} if any(word in command for word in ("=portable", "=instrumented", "=triton")) else {}
-    path = f"{tree}{os.pathsep}{tree / 'examples' / 'rmsnorm'}"
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | interpreted
+    environment = os.environ | {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"} | interpreted
     arguments = [*shlex.split(command.replace("OUT", str(folder / "report"))), f"results={folder / 'results'}"]
     numdev = [sys.executable, "-c", "from numdev.cli.main import main; main()"]
     done = subprocess.run([*numdev, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False)

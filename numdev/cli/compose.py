@@ -38,7 +38,7 @@ from numdev.attention.precision import FORMATS
 from numdev.cli import schema
 from numdev.cli.schema import nested, written
 from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
-from numdev.settings import converted
+from numdev.settings import converted, declared
 
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
 _OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # the names that Hydra gives to the user's config folders
@@ -101,6 +101,27 @@ def explained(group: str, *names: str) -> str:
     return schema.in_columns(rows)
 
 
+def explained_operation(name: str) -> str:
+    """The help on an operation whose classes declare their settings: problem, steps of the policy, implementations."""
+    from numdev.cli.build import located  # late: it imports torch
+
+    own = Composer((config_folder(),), operation=name)
+    values, summary = own.values(), (config_folder() / OPERATION / f"{name}.yaml").read_text().splitlines()[1].strip("# ")
+    parts = [f"numdev measure operation={name}: {summary}\n"]
+    nodes = {"problem": "problem", "precision": "precision"} | {f"{name}={option}": name for option in own.options(name)}
+    for title, group in nodes.items():
+        leaf = own.leaf(name, title.partition("=")[2]) if "=" in title else values
+        rows = [(f"{group}.preset={values['precision.preset']}", "of all steps; those below change one")] * (group == "precision")
+        rows += [
+            (f"{group}.{one.name}={written(leaf[f'{group}.{one.name}'])}", f"{one.unit}: {one.text}".removeprefix(": "))
+            for one in declared(located(leaf[f"{group}._target_"]))
+            if f"{group}.{one.name}" in leaf and one.name != "preset"
+        ]
+        text = meanings(group).get(title.partition("=")[2], "")
+        parts.append(f"== {title} ==\n  {schema.in_columns([(text, '')] * bool(text) + rows)}\n")
+    return "\n".join([*parts, "numdev measure --help has the formats of steps, the baselines and the settings of the run."])
+
+
 class PresetSource(ConfigSource):
     """Options without a file of their own: `numdev://presets`, behind all folders."""
 
@@ -142,6 +163,7 @@ def register() -> None:
     """Make schemas and presets known to Hydra, in this process: other applications of Hydra have configs of their own."""
     schema.register()
     OmegaConf.register_new_resolver("numdev.options", explained, replace=True)
+    OmegaConf.register_new_resolver("numdev.operation", explained_operation, replace=True)
     for plugin in (PresetSource, PresetsLast):
         Plugins.instance().register(plugin)
 

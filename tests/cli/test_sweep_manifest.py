@@ -11,7 +11,7 @@ import pytest
 import numdev as nd
 from numdev.results.store import Store
 from tests.cli.commands import Command, refusal
-from tests.test_examples import CONFIGS, RMSNORM
+from tests.test_examples import CONFIGS, ROWS
 
 TINY = ("problem.head_dim=8", "seeds=2", "device=cpu")
 SWEEP = (*TINY, "tiling.bc=8", "-m", "problem.n=16,32,64", "precision=bf16,fp16")
@@ -114,12 +114,12 @@ def test_a_sweep_of_the_backward_pass_and_one_of_a_foreign_operation(numdev: Com
     figure = Path("b/figures/plot.svg")
     assert "RMSE of dk from golden over precision policy" in figure.read_text()
 
-    ran = numdev("measure", *CONFIGS, *RMSNORM, "results=foreign", "-m", "norm.block=16,32,64", "policy=bf16,kernel_bf16")
+    ran = numdev("measure", *CONFIGS, *ROWS, "results=foreign", "-m", "form.block=16,32,64", "precision=bf16,kernel_bf16")
     assert ran.code == 0, ran.err
     ran = numdev("report", "results=foreign", "out=f")
     assert ran.code == 0, ran.err
     (figure,) = Path("f/figures").glob("*.svg")
-    assert "RMSE of y from golden over norm.block, by precision policy" in figure.read_text()
+    assert "RMSE of p from golden over form.block, by precision policy" in figure.read_text()
 
 
 @pytest.mark.slow

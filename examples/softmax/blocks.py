@@ -1,6 +1,6 @@
-"""How the error of RMSNorm goes with the block of columns: measured, stored, and written as CSV.
+"""How the error of softmax goes with the block of columns: measured, stored, and written as CSV.
 
-PYTHONPATH=examples/rmsnorm python examples/rmsnorm/blocks.py [folder]
+PYTHONPATH=examples/softmax python examples/softmax/blocks.py [folder]
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from rmsnorm.operation import RMSNORM, Blocked, Eager, Kind, Policy, Problem
+from softmax import SOFTMAX, Blocked, Eager, Policy, Problem
 
 from numdev.measurement.deviation import Deviations
 from numdev.measurement.runner import Runner
 from numdev.measurement.studies import run
+from numdev.operations.base import Entries
 from numdev.report.document.export import to_csv
 from numdev.report.reading.frames import load
 from numdev.results.store import Store
@@ -21,27 +22,27 @@ from numdev.results.study import Study, StudyPoint
 BLOCKS = (64, 256, 1024)
 
 
-def points(rows: int, hidden: int, seeds: int) -> tuple[StudyPoint, ...]:
+def points(rows: int, columns: int, seeds: int) -> tuple[StudyPoint, ...]:
     """Every step in BF16, and FP32 inside, over the block, on normal inputs and with outliers."""
     return tuple(
         StudyPoint(
-            Problem(rows, hidden, kind=kind),
+            Problem(rows, columns, kind=kind),
             Blocked(Policy.parse(preset), block),
             Eager(),
             seeds,
             kind.value,
             {"policy": preset, "block": block},
         )
-        for kind in Kind
+        for kind in (Entries.NORMAL, Entries.OUTLIERS)
         for preset in ("bf16", "kernel_bf16")
         for block in BLOCKS
     )
 
 
-def main(folder: Path, rows: int = 64, hidden: int = 2048, seeds: int = 5) -> None:
-    study = Study("rmsnorm_blocks", "The error of RMSNorm over the block of columns", None, (), points(rows, hidden, seeds))
+def main(folder: Path, rows: int = 64, columns: int = 2048, seeds: int = 5) -> None:
+    study = Study("rows_blocks", "The error of softmax over the block of columns", None, (), points(rows, columns, seeds))
     store = Store(folder / "results")
-    run(study, Runner(Deviations(RMSNORM), "cpu"), store)
+    run(study, Runner(Deviations(SOFTMAX), "cpu"), store)
     rows_of = load(store).rows
     mine = rows_of[rows_of["primary"] & (rows_of["subject"] == "variant") & (rows_of["reference"] == "golden_same_inputs")]
     keys = ["scenario", "label.policy", "label.block"]
@@ -50,4 +51,4 @@ def main(folder: Path, rows: int = 64, hidden: int = 2048, seeds: int = 5) -> No
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "reports/rmsnorm"))
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "reports/rows"))

@@ -1,0 +1,73 @@
+"""Every operation of one file on the command line: its help, each of its implementations, and its study."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from numdev.cli.build import located
+from numdev.cli.compose import Composer, config_folder
+from numdev.results.record import Status
+from numdev.results.store import Store
+from numdev.settings import declared
+from tests.cli.commands import Command
+
+SMALL = {
+    "rmsnorm": ("problem.rows=4", "problem.hidden=64"),
+}
+TOY: dict[str, dict[str, Any]] = {  # shorter axes, and what else makes the studies small
+    "rmsnorm": {"problem.rows": 8, "axes": {"problem.hidden": [64, 128]}},
+}
+
+
+def test_none_is_left_out() -> None:
+    folder = config_folder().parent / "numdev" / "operations"
+    assert {path.stem for path in folder.glob("*.py")} == {*SMALL, "__init__", "base"}
+    assert all(len(path.read_text().splitlines()) <= 350 for path in folder.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_help_names_every_setting(name: str, numdev: Command) -> None:
+    ran, own = numdev("measure", f"operation={name}", "--help"), Composer((config_folder(),), operation=name)
+    values = own.values()
+    for group in ("problem", "precision", name):
+        names = [f"{group}.{one.name}=" for one in declared(located(values[f"{group}._target_"]))]
+        assert names
+        assert [each for each in names if each not in ran.out] == []
+    assert all(f"== {name}={option} ==" in ran.out for option in own.options(name))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_each_implementation_is_measured_or_refused(name: str, numdev: Command, device: str) -> None:
+    own = Composer((config_folder(),), operation=name)
+    statuses = set[Status]()
+    for option in own.options(name):
+        stated = ("precision=fp32",) if "precision" in own.load(f"{name}/{option}") else ()
+        ran = numdev("measure", f"operation={name}", f"{name}={option}", *SMALL[name], *stated, "seeds=1", f"device={device}")
+        assert ran.code in (0, 3), ran.err
+        statuses |= {record.status for record in Store(Path("results")).records()}
+    assert statuses <= {Status.OK, Status.UNSUPPORTED}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOY)
+def test_its_study_has_a_verdict_on_every_claim_and_a_figure(name: str, numdev: Command) -> None:
+    study: dict[str, Any] = yaml.safe_load((config_folder() / "study" / f"{name}.yaml").read_text())
+    claims = [{field: value for field, value in claim.items() if field != "name"} for claim in study["claims"]]
+    base = {key: value for key, value in TOY[name].items() if key != "axes"}
+    toy = study | {"claims": claims, "base": study["base"] | base | {"seeds": 3}, "axes": study["axes"] | TOY[name]["axes"]}
+    Path("mine/study").mkdir(parents=True)
+    Path("mine/study/toy.yaml").write_text(yaml.safe_dump(toy | {"place": 999}, sort_keys=False))
+    ran = numdev("measure", "--config-dir", "mine", "study=toy", "device=cpu", "workers=1")
+    assert ran.code == 0, ran.err
+    ran = numdev("report", "results=results", "out=out", "format=csv")
+    assert ran.code == 0, ran.err
+    with Path("out/claims.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["text"] for row in rows} == {claim["claim"] for claim in claims}
+    assert {row["verdict"] for row in rows} <= {"holds", "fails", "undecided"}, [row["found"] for row in rows]
+    assert list(Path("out/figures").glob("*.svg"))

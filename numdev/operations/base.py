@@ -56,7 +56,7 @@ class Seeded(Draws):
         raise NotImplementedError
 
     def naive(self, fmt: Format) -> Any:
-        """The naive form in a format of torch: the baseline of a variant whose output has it."""
+        """The naive form in a format of torch: the baseline of a variant whose inputs have it."""
         raise NotImplementedError
 
     @property
@@ -77,8 +77,8 @@ class Seeded(Draws):
 class Steps(Policy):
     """The base of a policy of one operation; a `kernel` stores inputs and output in its format, all else is in FP32."""
 
-    WIDE = ()
-    STORED = ("inputs", "output")
+    WIDE: ClassVar[tuple[str, ...]] = ()
+    STORED: ClassVar[tuple[str, ...]] = ("inputs", "output")
 
     def do(self, kind: Elementary, step: str, x: Tensor, y: Tensor | float) -> Tensor:
         """An elementary operation on FP64 numbers, rounded once by the cast of a step."""
@@ -141,11 +141,11 @@ class Compiled(InDtype):
 
 @dataclass(frozen=True)
 class Naive:
-    """The rule of a baseline: the naive form in the format of the variant's output, in FP32 where torch does not have it."""
+    """The rule of a baseline: the naive form in the format of the variant's inputs, in FP32 where torch does not have it."""
 
     def of(self, variant: Any, problem: Seeded) -> Any:
         """The baseline of a variant on a problem."""
-        fmt = next(iter(variant.formats.values()))
+        fmt = variant.rounds.to
         return problem.naive(fmt if fmt in InDtype.FORMATS else FP32)
 
 

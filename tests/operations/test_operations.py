@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from numdev.cli.build import located
 from numdev.cli.compose import Composer, config_folder
+from numdev.operations import rmsnorm, router
 from numdev.results.record import Status
 from numdev.results.store import Store
 from numdev.settings import declared
@@ -18,10 +21,15 @@ from tests.cli.commands import Command
 
 SMALL = {
     "rmsnorm": ("problem.rows=4", "problem.hidden=64"),
+    "router": ("problem.tokens=8", "problem.experts=8", "problem.k=2", "problem.hidden=32"),
 }
 TOY: dict[str, dict[str, Any]] = {  # shorter axes, and what else makes the studies small
     "rmsnorm": {"problem.rows": 8, "axes": {"problem.hidden": [64, 128]}},
+    "router": {"problem.tokens": 64, "axes": {}},
 }
+
+
+NAMES = [name if name == "router" else pytest.param(name, marks=pytest.mark.slow) for name in SMALL]
 
 
 def test_none_is_left_out() -> None:
@@ -30,18 +38,18 @@ def test_none_is_left_out() -> None:
     assert all(len(path.read_text().splitlines()) <= 350 for path in folder.glob("*.py"))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_help_names_every_setting(name: str, numdev: Command) -> None:
     ran, own = numdev("measure", f"operation={name}", "--help"), Composer((config_folder(),), operation=name)
     values = own.values()
     for group in ("problem", "precision", name):
         names = [f"{group}.{one.name}=" for one in declared(located(values[f"{group}._target_"]))]
-        assert names
+        assert names or group == name
         assert [each for each in names if each not in ran.out] == []
     assert all(f"== {name}={option} ==" in ran.out for option in own.options(name))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", NAMES)
 def test_each_implementation_is_measured_or_refused(name: str, numdev: Command, device: str) -> None:
     own = Composer((config_folder(),), operation=name)
     statuses = set[Status]()
@@ -51,6 +59,27 @@ def test_each_implementation_is_measured_or_refused(name: str, numdev: Command, 
         assert ran.code in (0, 3), ran.err
         statuses |= {record.status for record in Store(Path("results")).records()}
     assert statuses <= {Status.OK, Status.UNSUPPORTED}
+
+
+STEPS: dict[str, tuple[Any, Any, Callable[[Any], list[Any]], Any]] = {  # of small problems, emulations that read every step
+    "rmsnorm": (rmsnorm.RMSNORM, rmsnorm.Problem(3, 40), lambda policy: [rmsnorm.Blocked(policy, 8)], rmsnorm.Policy),
+    "router": (router.ROUTER, router.Problem(30, 16, 4, 20), lambda policy: [router.Routed(policy)], router.Policy),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_every_step_of_a_policy_is_read_and_named(name: str) -> None:
+    """One step alone in a format of 3 bits moves an output beyond the error of FP64."""
+    operation, problem, make, policy = STEPS[name]
+    assert operation.steps == tuple(policy.golden().steps())
+    drawn = operation.draw(problem, 0, torch.device("cpu"))
+    golden = operation.exact(*drawn, **problem.arguments()).tensors()
+    for step in operation.steps:
+        changed = []
+        for variant in make(policy.golden().with_step(**{step: "e11m2"})):
+            outputs = variant(*variant.round_inputs(*drawn), **problem.arguments()).tensors()
+            changed += [float((x - golden[output]).abs().max()) > 1e-6 for output, x in outputs.items()]
+        assert any(changed), step
 
 
 @pytest.mark.slow

@@ -232,6 +232,9 @@ class Operation:
     golden: Measurable | None
     inputs: tuple[Inputs, ...]  # named inputs, with the rules that draw them
     outputs: tuple[Output, ...]  # named outputs, the primary one first; a variant gives each a format of its own
+    # The dimension of inputs and outputs, by name, along which they have rows that are independent of one another, as tokens or
+    # batch entries are; an input without any is shared by all rows.
+    rows: Mapping[str, int] = field(default_factory=dict, hash=False)
     steps: tuple[str, ...] = ()  # the names of the steps of its precision policy, in the order of execution
     counters: tuple[Column, ...] = ()  # events that a run may count: the columns of the table `counters`
     # What the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a study's

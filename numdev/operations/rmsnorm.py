@@ -150,6 +150,7 @@ RMSNORM = Operation(
     golden=Eager(FP64),
     inputs=(Inputs(("x", "w")),),
     outputs=(Output("y", "the normalised row, weighed"), Output("rms", "root of the mean of the squares of a row")),
+    rows={"x": 0, "y": 0, "rms": 0},
     steps=tuple(field.name for field in fields(Policy)),
     settings=columns(Problem, Policy, Blocked, Triton),
     smaller="fewer rows or hidden entries",

@@ -294,6 +294,7 @@ ROUTER = Operation(
         Output("weights", "scores of the chosen experts over their sum, 0 for others"),
         Output("logits", "x w^T"),
     ),
+    rows=dict.fromkeys(("x", "experts", "weights", "logits"), 0),
     steps=tuple(field.name for field in fields(Policy)),
     settings=columns(Problem, Policy, Routed, Eager, Triton),
     smaller="fewer tokens, experts or hidden entries",

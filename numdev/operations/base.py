@@ -80,10 +80,10 @@ class Steps(Policy):
     WIDE: ClassVar[tuple[str, ...]] = ()
     STORED: ClassVar[tuple[str, ...]] = ("inputs", "output")
 
-    def do(self, kind: Elementary, step: str, x: Tensor, y: Tensor | float) -> Tensor:
-        """An elementary operation on FP64 numbers, rounded once by the cast of a step."""
+    def do(self, kind: Elementary, step: str, x: Tensor, y: Tensor | float, left: Format = FP64, right: Format = FP64) -> Tensor:
+        """An elementary operation in FP64, rounded once by the cast of a step; the formats of its operands, where known, save time."""
         x, second = torch.broadcast_tensors(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
-        return RoundedOnce(kind, self._cast(step), FP64, FP64, torch.float64)(x.clone(), second)
+        return RoundedOnce(kind, self._cast(step), left, right, torch.float64)(x.clone(), second)
 
 
 @dataclass(frozen=True)

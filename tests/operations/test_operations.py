@@ -13,18 +13,24 @@ import yaml
 
 from numdev.cli.build import located
 from numdev.cli.compose import Composer, config_folder
-from numdev.operations import rmsnorm, router
+from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Status
 from numdev.results.store import Store
 from numdev.settings import declared
 from tests.cli.commands import Command
 
 SMALL = {
+    "logprob": ("problem.tokens=4", "problem.vocabulary=64", "problem.hidden=16"),
+    "matmul": ("problem.m=4", "problem.n=4", "problem.k=64"),
     "rmsnorm": ("problem.rows=4", "problem.hidden=64"),
+    "scan": ("problem.heads=1", "problem.n=20", "problem.key=8", "problem.value=8"),
     "router": ("problem.tokens=8", "problem.experts=8", "problem.k=2", "problem.hidden=32"),
 }
 TOY: dict[str, dict[str, Any]] = {  # shorter axes, and what else makes the studies small
+    "logprob": {"problem.tokens": 4, "problem.hidden": 16, "axes": {"problem.vocabulary": [64, 256]}},
+    "matmul": {"problem.m": 2, "problem.n": 2, "axes": {"problem.k": [512, 8192]}},
     "rmsnorm": {"problem.rows": 8, "axes": {"problem.hidden": [64, 128]}},
+    "scan": {"problem.heads": 1, "problem.key": 8, "problem.value": 8, "axes": {"problem.n": [16, 80]}},
     "router": {"problem.tokens": 64, "axes": {}},
 }
 
@@ -62,8 +68,11 @@ def test_each_implementation_is_measured_or_refused(name: str, numdev: Command, 
 
 
 STEPS: dict[str, tuple[Any, Any, Callable[[Any], list[Any]], Any]] = {  # of small problems, emulations that read every step
+    "logprob": (logprob.LOGPROB, logprob.Problem(3, 40, 8), lambda policy: [logprob.Blocked(policy, 8)], logprob.Policy),
+    "matmul": (matmul.MATMUL, matmul.Problem(3, 4, 40), lambda policy: [matmul.SplitK(policy, 3)], matmul.Policy),
     "rmsnorm": (rmsnorm.RMSNORM, rmsnorm.Problem(3, 40), lambda policy: [rmsnorm.Blocked(policy, 8)], rmsnorm.Policy),
     "router": (router.ROUTER, router.Problem(30, 16, 4, 20), lambda policy: [router.Routed(policy)], router.Policy),
+    "scan": (scan.SCAN, scan.Problem(1, 20, 4, 4), lambda policy: [scan.Recurrent(policy), scan.Chunked(policy, 8)], scan.Policy),
 }
 
 

@@ -22,6 +22,7 @@ from numdev.cli import schema
 from numdev.cli.compose import OPERATION, Flat, Request, at, plain, reference
 from numdev.errors import BadInput, NotHonoured
 from numdev.measurement.deviation import Deviations
+from numdev.measurement.invariance import KIND, Invariances
 from numdev.measurement.operation import Operation, Rule
 from numdev.measurement.runner import Kind, Runner
 from numdev.measurement.speed import Budget, Speeds
@@ -247,7 +248,7 @@ _runner = lru_cache(maxsize=2)(Runner)
 
 
 def kind(command: str, operation: Operation, timing: Mapping[str, Any] | None = None) -> Kind:
-    """The kind of measurement of a command: `speed`, `train` or `certify`, and every other measures deviations."""
+    """The kind of measurement of a command: `speed`, `train`, `certify` or `invariance`; every other measures deviations."""
     if operation.golden is None:
         from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 
@@ -256,4 +257,6 @@ def kind(command: str, operation: Operation, timing: Mapping[str, Any] | None = 
         from numdev.certification.certificate import Certificates  # late: it imports every kernel
 
         return Certificates(operation)
+    if command == KIND:
+        return Invariances(operation)
     return Speeds(operation, make(Budget, timing or {}, "timing")) if command == "speed" else Deviations(operation)

@@ -81,7 +81,7 @@ class Steps(Policy):
     STORED: ClassVar[tuple[str, ...]] = ("inputs", "output")
 
     def do(self, kind: Elementary, step: str, x: Tensor, y: Tensor | float, left: Format = FP64, right: Format = FP64) -> Tensor:
-        """An elementary operation in FP64, rounded once by the cast of a step; the formats of its operands, where known, save time."""
+        """An elementary operation in FP64, rounded once by the cast of a step; formats of its operands save time."""
         x, second = torch.broadcast_tensors(x, torch.as_tensor(y, dtype=x.dtype, device=x.device))
         return RoundedOnce(kind, self._cast(step), left, right, torch.float64)(x.clone(), second)
 

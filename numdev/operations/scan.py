@@ -25,7 +25,7 @@ from torch import Tensor
 
 from numdev.arithmetic.elementary import Operation as Elementary
 from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
-from numdev.arithmetic.products import Dot
+from numdev.arithmetic.products import Dot, product
 from numdev.arithmetic.rounding import Cast
 from numdev.errors import BadInput, Unsupported
 from numdev.measurement.operation import Inputs, Operation, Output, Result, RoundsInputs
@@ -174,7 +174,7 @@ class Chunked(Recurrent):
         """`(I + tril(beta products, -1))^-1 beta` row by row: T_i = beta_i (e_i - sum_{j < i} products_ij T_j)."""
         inverse = torch.zeros_like(products)
         for i in range(products.shape[-1]):
-            row = -(products[:, i : i + 1, :i] @ inverse[:, :i])
+            row = -product(products[:, i : i + 1, :i], inverse[:, :i]) if i else torch.zeros_like(products[:, :1])
             row[:, 0, i] += 1
             inverse[:, i : i + 1] = self.precision.inverse(row * beta[:, i : i + 1, None])
         return inverse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import yaml
 
 from numdev.cli.build import located
 from numdev.cli.compose import Composer, config_folder
+from numdev.measurement.invariance import Invariances
+from numdev.measurement.runner import Runner
 from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Status
 from numdev.results.store import Store
@@ -89,6 +92,19 @@ def test_every_step_of_a_policy_is_read_and_named(name: str) -> None:
             outputs = variant(*variant.round_inputs(*drawn), **problem.arguments()).tensors()
             changed += [float((x - golden[output]).abs().max()) > 1e-6 for output, x in outputs.items()]
         assert any(changed), step
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_rows_of_the_emulation_do_not_depend_on_those_beside_them(name: str) -> None:
+    """By construction: products and sums of one fixed shape (`numdev.arithmetic.products`); dw of logprob has no rows."""
+    operation, problem, make, policy = STEPS[name]
+    assert set(operation.rows) <= {*operation.output_names, *(each for inputs in operation.inputs for each in inputs.names)}
+    problem = replace(problem, heads=3) if name == "scan" else problem
+    for preset in ("kernel_bf16", "fp32"):
+        for variant in make(policy.parse(preset)):
+            record = Runner(Invariances(operation), "cpu").measure(problem, variant, None, 1)
+            assert record.status is Status.OK, record.reason
+            assert {row["equal_share"] for row in record.rows} == {1.0}
 
 
 @pytest.mark.slow

@@ -171,7 +171,7 @@ def _matmul(
     total = tl.zeros([BM, BN], tl.float32)
     for start in range(split * size, tl.minimum(split * size + size, k), BK):
         inner = start + tl.arange(0, BK)
-        inside = (inner < k) & (inner < split * size + size)
+        inside = inner < k  # splits are whole blocks
         a = tl.load(a_ptr + rows[:, None] * k + inner[None, :], mask=(rows < m)[:, None] & inside[None, :], other=0.0)
         b = tl.load(b_ptr + inner[:, None] * n + columns[None, :], mask=inside[:, None] & (columns < n)[None, :], other=0.0)
         total = tl.dot(a, b, total, input_precision="ieee")

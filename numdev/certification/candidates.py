@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -136,15 +136,16 @@ def _roundings(steps: Mapping[str, tuple[str, ...]], inputs: Sequence[str], decl
         yield from _rounded(places.lower().replace(" + ", "+"), places, _OF_INPUTS)
 
 
-def _by_polynomial(degree: int) -> Iterator[Candidate]:
-    """Exponentials `2^n p(x - n)`, `n = floor(x)`, with the best polynomial p of a degree; of P alone or of alpha too."""
+def _exponential(title: str, exp: Change, of_alpha: bool = False, *, fitted: bool = False) -> Candidate:
+    """Of P alone, or of alpha too."""
+    changes = {"exp": exp, "exp of alpha": exp} if of_alpha else {"exp": exp}
+    return Candidate("exponential", f"{title}{', of alpha too' if of_alpha else ''}", changes, fitted=fitted)
 
-    def exp(x: Tensor) -> Tensor:
-        return exp2_polynomial(x * LOG2_E, EXP2_MINIMAX[degree])
 
+def _by_polynomial(degree: int, of_alpha: bool) -> Candidate:
+    """Exponentials `2^n p(x - n)`, `n = floor(x)`, with the best polynomial p of a degree."""
     title = f"an exponential by a polynomial of degree {degree}"
-    yield Candidate("exponential", title, {"exp": exp})
-    yield Candidate("exponential", f"{title}, of alpha too", {"exp": exp, "exp of alpha": exp})
+    return _exponential(title, lambda x: exp2_polynomial(x * LOG2_E, EXP2_MINIMAX[degree]), of_alpha)
 
 
 CURVES: Mapping[str, Change] = {
@@ -153,29 +154,45 @@ CURVES: Mapping[str, Change] = {
     "an exponential, by its argument": lambda x: 1.0 + x / 8.0,
 }
 """Of what an error of an exponential is an unknown function, and how that lies between -1 and 1."""
-TERMS = 12
+TERMS, KEYS = 12, 16
+"""Of a curve; and of a pattern of keys, of which some may have another exponential: it divides every size of a tile."""
 
 
-def curved(title: str, of_alpha: bool, *factors: float) -> Candidate:
-    """With an error of the argument of an exponential that is a sum of Chebyshev polynomials, of alpha too or of P alone."""
+def curved(title: str, of_alpha: bool, keys: Sequence[int], terms: int, *factors: float) -> Candidate:
+    """With an error of the argument of an exponential that is a sum of so many Chebyshev polynomials.
+
+    In some of every `KEYS` keys, with factors in common or, where there are more, of each its own.
+    """
 
     def exp(x: Tensor) -> Tensor:
         angle, error = CURVES[title](x.clamp(-1e4, 1e4)).clamp(-1.0, 1.0).acos(), torch.zeros_like(x)
-        for degree, factor in enumerate(factors):
+        of_keys = torch.zeros(terms, KEYS, dtype=x.dtype)
+        of_keys[:, keys] = torch.tensor(factors, dtype=x.dtype).view(terms, -1)
+        for degree, factor in enumerate(of_keys[:, torch.arange(x.shape[-1]) % KEYS]):
             error += factor * (degree * angle).cos()
         return (x + error).exp()
 
-    changes = {"exp": exp, "exp of alpha": exp} if of_alpha else {"exp": exp}
-    return Candidate("exponential", f"an unknown error of {title}{', of alpha too' if of_alpha else ''}", changes, fitted=True)
+    some = f", in keys {', '.join(map(str, keys))} of every {KEYS}" if len(keys) < KEYS else ""
+    return _exponential(f"an unknown error of {title}{some}", exp, of_alpha, fitted=True)
+
+
+def reduced(whole: Change, error: float) -> Candidate:
+    """`exp(x - n c) 2^n`, where n is x / log 2, made whole, and the constant c is log 2 but for a relative error."""
+    title = f"an exponential whose log 2 is off by {100 * error:+.2g} %"
+    return _exponential(title, lambda x: (x - error * math.log(2) * whole(x.clamp(-1e4) * LOG2_E)).exp(), True, fitted=True)
+
+
+def clamped(masked: bool, least: float) -> Candidate:
+    """The argument of an exponential is no less than a number, that of keys that are not seen either."""
+    title = f"an exponential whose argument is at least {least:.3g}{', of masked keys too' if masked else ''}"
+    plain = _exponential(title, lambda x: x.clamp(least).exp().masked_fill(x == NEVER, 0.0), True, fitted=True)
+    return replace(plain, changes={**plain.changes, "hidden": lambda _: -1e30}) if masked else plain
 
 
 def _by_table(entries: int, index: Change, word: str) -> Candidate:
     """2^f, of f to one of so many in 1."""
-
-    def exp(x: Tensor) -> Tensor:
-        return torch.exp2(index(x * (LOG2_E * entries)) / entries)
-
-    return Candidate("exponential", f"an exponential from a table of {entries} entries{word}", {"exp": exp})
+    title = f"an exponential from a table of {entries} entries{word}"
+    return _exponential(title, lambda x: torch.exp2(index(x * (LOG2_E * entries)) / entries))
 
 
 def scaled(scales: Iterable[float], factors: Sequence[float]) -> Candidate:
@@ -319,9 +336,19 @@ def _with_a_sink(out: Tensor, lse: Tensor, _: Tensors) -> tuple[Tensor, Tensor]:
     return out * (lse - more).exp(), more
 
 
-def _in_powers_of_2(lses: Tensor) -> Tensor:
-    most = lses.amax(0).clamp(min=-1e30)
-    return most + (lses - most) * math.log(2)
+def _of_two_bases() -> Iterator[Candidate]:
+    """Splits whose LSE has another base than that by which they are merged, so that they weigh a power of what they should."""
+
+    def lse(lses: Tensor, power: float, of_sum: float) -> Tensor:
+        most = lses.amax(0, keepdim=True).clamp(min=-1e30)
+        return most + of_sum * torch.logsumexp((lses - most) * power, 0, keepdim=True)
+
+    for power, what in ((math.log(2), "2 to the power of their LSE"), (LOG2_E, "e to the power of their LSE in base 2")):
+        weights: dict[str, Change] = {"what weighs splits": lambda lses, m, power=power: power * lses}
+        yield Candidate("splits", f"splits weighed by {what}", weights)
+        for word, of_sum in (("", 1 / power), (" and the logarithm in another base", 1.0)):
+            merge = {"the LSE of all splits": partial(lse, power=power, of_sum=of_sum)}
+            yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | merge)
 
 
 def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool = False, sums_alone: bool = False) -> Tensor:
@@ -378,10 +405,6 @@ _FORWARD_FAULTS = (
     ),
     Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: _with(x, -2, -1, NEVER)}),
     Candidate("tile", "a last partial tile left out", {"tiles of scores": _without_partial}),
-    Candidate(
-        "splits", "splits weighed by 2 to the power of their LSE", {"weights of splits": lambda x: _shares(x ** math.log(2))}
-    ),
-    Candidate("splits", "splits merged by powers of 2, their LSE too", {"the LSE of splits": _in_powers_of_2}),
     Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
     Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m}),
     Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m}),
@@ -419,11 +442,11 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     for each in (Candidate("probabilities", "the rounded P"), *roundings):
         if each.step == "probabilities" and not each.permitted:
             yield Candidate("probabilities", f"{each.title}, of which l is the sum", {**each.changes, **over})
-    yield from (each for degree in (1, 2, 3, 4) for each in _by_polynomial(degree))
+    yield from (_by_polynomial(degree, of_alpha) for degree in (1, 2, 3, 4) for of_alpha in (False, True))
     for bits in range(4, 9):
         yield _by_table(2**bits, torch.round, "")
         yield _by_table(2**bits, torch.floor, ", truncated")
-    yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_accumulations())
+    yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_of_two_bases(), *_accumulations())
     for power in _POWERS:
         title, flushed = f"below 2^-{power} flushed", partial(_flushed, least=2.0**-power)
         yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})
@@ -451,7 +474,7 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
 def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _roundings(_BACKWARD_STEPS, ("Q", "K", "V", "dO", "Q + K"), declared)
     yield from _rounded("probabilities", "P", _BY_TILES)
-    yield from (next(_by_polynomial(degree)) for degree in (1, 2, 3, 4))
+    yield from (_by_polynomial(degree, False) for degree in (1, 2, 3, 4))
     yield from (*_MASK_FAULTS, *_BACKWARD_FAULTS)
     for power in _POWERS:
         flushed = partial(_flushed, least=2.0**-power)

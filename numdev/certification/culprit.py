@@ -24,11 +24,14 @@ from numdev.certification.accuracy import ABSURD, BACKWARD, FORWARD, Known
 from numdev.certification.candidates import (
     CURVES,
     DECLARED,
+    KEYS,
     TERMS,
     Candidate,
     capped,
+    clamped,
     curved,
     off,
+    reduced,
     saturated,
     scaled,
     unknown_errors,
@@ -62,9 +65,12 @@ _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
-_STEP, _STEPS, _RIDGE = 1e-4, 16, 3.0  # of a parameter that is fitted
+_STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP, _LEAST_CAP = 1 / 30**2, 1e-6  # of a soft cap the inverse square: the start, and what is none
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
+_WHOLE = (torch.floor, torch.round)
+_CLAMPS = tuple(map(float, range(-20, -1, 2)))  # of the argument of an exponential, at first
+_FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
 Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
 
@@ -334,24 +340,47 @@ class Search:
         factors = self.fitted(lambda *x: scaled(of_scales, x), (1.0,) * len(of_scales), list(of_scales.values()))
         if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
             yield scaled(of_scales, factors)
-        (inverse_square,) = self.fitted(capped, (_CAP,), self.light[:_TELLING])
+        telling = self.light[:_TELLING]
+        (inverse_square,) = self.fitted(capped, (_CAP,), telling)
         if inverse_square > _LEAST_CAP:
             yield capped(inverse_square)
+        if self.errs:
+            yield from (make(*self.fitted(make, (0.0,), telling)) for make in (partial(reduced, each) for each in _WHOLE))
+            for make in (partial(clamped, masked) for masked in (False, True)):
+                (*_, least) = min((self.score((make(least), ONE_TILE[0]), telling), least) for least in _CLAMPS)
+                yield make(*self.fitted(make, (least,), telling))
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha."""
-        for title, views in product(CURVES, (self.light[:_TELLING], cases)):
-            make = partial(curved, title, views is cases)
-            yield make(*self.fitted(make, (0.0,) * TERMS, views))
+        """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha.
 
-    def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
+        Last, an error of some keys alone: those in which it is largest where each has one of its own.
+        """
+        for title, views in product(CURVES, (self.light[:_TELLING], cases)):
+            factors = self.fitted(partial(curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
+            yield curved(title, views is cases, range(KEYS), TERMS, *factors)
+        make = partial(curved, next(iter(CURVES)), False)
+        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad, 2, KEYS)
+        sizes = torch.tensor(of_keys).view(_FEW_TERMS, KEYS).norm(dim=0)
+        keys = (sizes > sizes.max() / 2).nonzero().flatten().tolist()
+        if 0 < len(keys) <= _PATTERN:
+            make = partial(make, keys, TERMS)
+            yield make(*self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
+
+    def fitted(
+        self,
+        make: Callable[..., Candidate],
+        start: Sequence[float],
+        cases: Sequence[Compared],
+        most: int = _STEPS,
+        keys: int = 1,
+    ) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
 
-        The LSE tells most, if it errs, since nothing is rounded to few bits after it.
+        The LSE tells most, if it errs, since nothing is rounded to few bits after it, but of many parameters too little.
         """
         from scipy.optimize import least_squares  # late: it costs more than the rest of numdev's import
 
-        outputs = ["lse"] if "lse" in self.errs else self.outputs
+        outputs = ["lse"] if "lse" in self.errs and len(start) <= TERMS else self.outputs
         of_pass, own = self.of_pass, cases[0].known.predictions.policy
         golden, begin = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
 
@@ -362,11 +391,11 @@ class Search:
                 parts += [((case.own[name] - rows[name]) / case.errors[name]).flatten() for name in outputs]
             return torch.cat([*parts, ridge * (x - begin)]).nan_to_num(0.0, 0.0, 0.0)
 
-        ridge = _RIDGE * torch.arange(1.0, len(begin) + 1) ** 3  # of smooth curves that go on where no number shows them
+        ridge = _RIDGE * (1.0 + torch.arange(len(begin)) // keys) ** 3  # of smooth curves that go on where no number shows them
         at_start, unit = left(begin, golden), torch.eye(len(begin), dtype=begin.dtype)
         slopes = torch.stack([(left(begin + _STEP * each, golden) - at_start) / _STEP for each in unit], -1)
         solve: Callable[..., Any] = least_squares
-        fit = solve(lambda x: left(torch.from_numpy(x), own), start, lambda _: slopes.numpy(), max_nfev=_STEPS)
+        fit = solve(lambda x: left(torch.from_numpy(x), own), start, lambda _: slopes.numpy(), max_nfev=most)
         return tuple(fit.x.tolist())
 
     def rank(self, hypothesis: Hypothesis) -> Rank:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -245,7 +245,7 @@ class Simulation:
             hidden = hidden | ((position - key).abs() >= self.at("window", mask.window))
         if mask.key_lengths is not None:
             hidden = hidden | (key >= self.at("lengths", torch.tensor(mask.key_lengths))[:, None, None, None])
-        return s.masked_fill(hidden, NEVER)
+        return s.masked_fill(hidden, self.at("hidden", NEVER))
 
     def forward(self) -> Tensors:
         """Out and LSE; splits are merged in FP64."""
@@ -261,7 +261,8 @@ class Simulation:
         out, lse, m = (torch.stack(each) for each in zip(*parts, strict=True))
         if self.layout.splits > 1:
             out, lses = self.at("the O of splits", out), self.at("the LSE of splits", lse)
-            lse, logs = torch.logsumexp(lses, 0, keepdim=True), self.by("what weighs splits", lambda lses, m: lses)(lses, m)
+            lse = self.by("the LSE of all splits", partial(torch.logsumexp, dim=0, keepdim=True))(lses)
+            logs = self.by("what weighs splits", lambda lses, m: lses)(lses, m)
             weights = self.at("weights of splits", torch.softmax(logs, 0).nan_to_num(0.0))
             out = self.by("merge", lambda weights, out: (weights * out).sum(0, keepdim=True))(weights, out)
         out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)

@@ -240,6 +240,53 @@ def table_of(entries: int) -> Step:
     return lambda x: torch.exp2((x * entries).floor() / entries)
 
 
+def of_keys(every: int, first: int, then: Step) -> Step:
+    """2^x, but for one key of so many by other means, in P alone (as FlashAttention-4 relieves the unit of exponentials)."""
+
+    def exp2(x: Tensor) -> Tensor:
+        is_other = (torch.arange(x.shape[-1]) % every == first) & (x.shape[-1] > 1)
+        return torch.where(is_other, then(x), torch.exp2(x))
+
+    return exp2
+
+
+def reduced(ln2: float, whole: Step = torch.round) -> Step:
+    """e^x as 2^n e^(x - n ln 2), of an ln 2 that has been rounded (Cody and Waite's reduction without its second part)."""
+
+    def exp(x: Tensor) -> Tensor:
+        n = whole(x.clamp(min=-100.0) * LOG2E)
+        return torch.ldexp((x.clamp(min=-100.0) - n * ln2).exp(), n.int()).masked_fill(x < -100.0, 0.0)
+
+    return exp
+
+
+def clamped(least: float, base: float = math.e) -> Step:
+    """Powers no smaller than that of a number, against underflow; keys that are not seen stay out."""
+    return lambda x: (base ** x.clamp(min=least)).masked_fill(x == _NEVER, 0.0)
+
+
+def quantised_by_tiles(p: Tensor, side: int = 48) -> Tensor:
+    """P in INT8, with a scale of each query and so many keys."""
+    tiles = p.split(side, -1)
+    scales = [x.amax(-1, keepdim=True).clamp(min=1e-30) / 127 for x in tiles]
+    return torch.cat([(x / scale).round() * scale for x, scale in zip(tiles, scales, strict=True)], -1)
+
+
+def ring(outs: Tensor, lses: Tensor, stored: Step = bf16) -> tuple[Tensor, Tensor]:
+    """Context parallelism: each part is merged into the output so far, which is stored (ring attention's update by a sigmoid)."""
+    out, lse = stored(outs[0]), lses[0]
+    for part, its_lse in zip(outs[1:], lses[1:], strict=True):
+        out = stored(out - torch.sigmoid(its_lse - lse).nan_to_num(0.0) * (out - stored(part)))
+        lse = torch.logaddexp(lse, its_lse)
+    return out, lse
+
+
+def merged_in_base_e(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights e^LSE of logarithms in base 2, and an LSE of their sum."""
+    out, lse = merged(outs, lses * LOG2E)
+    return out, lse / LOG2E
+
+
 def unweighed(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return outs.mean(0), merged(outs, lses)[1]
 
@@ -463,6 +510,20 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "1/sqrt(d + 1)": (Flash(80, scale=lambda x: 1 / math.sqrt(1 / x**2 + 1)), "scale"),
     "softmax in BF16": (Rows(scores=bf16, p=bf16), "scores"),
     "S and O in BF16": (Flash(112, product=bf16, o=bf16), "scores|accumulator"),
+    "a line for every fourth key": (Flash(112, base2=True, exp=of_keys(4, 3, exp_of_degree(1.0, 1.0))), "exp"),
+    "a line for every second key": (Flash(96, base2=True, exp=of_keys(2, 0, exp_of_degree(0.97, 0.97))), "exp"),
+    "argument of exp at least -6": (Flash(80, exp=clamped(-6.0)), "exp"),
+    "argument of exp2 at least -13": (Flash(48, base2=True, exp=clamped(-13.0, 2.0)), "exp"),
+    "ln 2 in BF16": (Flash(48, exp=reduced(0.69140625)), "exp"),
+    "ln 2 in FP16, rounded down": (Flash(112, exp=reduced(0.693359375, torch.floor)), "exp"),
+    "splits merged in base 2": (Flash(48, splits=4, merge=merged_in_base_2), "split"),
+    "splits of base 2 merged in base e": (Flash(64, splits=5, merge=merged_in_base_e), "split"),
+    "ring of 12": (Flash(64, splits=12, merge=ring), "split|accumulator"),
+    "ring of 12, of 16 keys": (Flash(16, splits=12, merge=ring), "split|accumulator"),
+    "partial outputs in BF16, of 144": (Flash(144, splits=3, part=lambda o, lse: (bf16(o), lse)), "accumulator|split"),
+    "l in BF16, splits of 176": (Flash(176, splits=2, total=bf16), "row_sum"),
+    "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
+    "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }
 """Kernels whose step errs, and a pattern of the step's name."""
 

@@ -165,12 +165,13 @@ def curved(title: str, of_alpha: bool, keys: Sequence[int], terms: int, *factors
     """
 
     def exp(x: Tensor) -> Tensor:
-        angle, error = CURVES[title](x.clamp(-1e4, 1e4)).clamp(-1.0, 1.0).acos(), torch.zeros_like(x)
-        of_keys = torch.zeros(terms, KEYS, dtype=x.dtype)
+        place, of_keys = CURVES[title](x.clamp(-1e4, 1e4)).clamp(-1.0, 1.0), torch.zeros(terms, KEYS, dtype=x.dtype)
         of_keys[:, keys] = torch.tensor(factors, dtype=x.dtype).view(terms, -1)
-        for degree, factor in enumerate(of_keys[:, torch.arange(x.shape[-1]) % KEYS]):
-            error += factor * (degree * angle).cos()
-        return (x + error).exp()
+        result, last, term = x.clone(), place, torch.ones_like(x)
+        for factor in of_keys[:, torch.arange(x.shape[-1]) % KEYS]:
+            result.addcmul_(factor, term)
+            last, term = term, (2 * place).mul_(term).sub_(last)
+        return result.exp_()
 
     some = f", in keys {', '.join(map(str, keys))} of every {KEYS}" if len(keys) < KEYS else ""
     return _exponential(f"an unknown error of {title}{some}", exp, of_alpha, fitted=True)
@@ -210,7 +211,7 @@ def saturated(most: float) -> Candidate:
 
 def capped(inverse_square: float) -> Candidate:
     """Scores with a soft cap, as of models that are trained with one; their error is about linear in the parameter."""
-    most = max(inverse_square, 1e-12) ** -0.5  # a fit may step below 0
+    most = max(abs(inverse_square), 1e-12) ** -0.5  # a fit may step below 0
     change = {"scaled scores": lambda s: most * (s / most).tanh()}
     return Candidate("scores", f"scores with a soft cap of {most:.3g}", change, fitted=True)
 

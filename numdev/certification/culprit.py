@@ -20,22 +20,9 @@ import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, FP16
+from numdev.certification import candidates
 from numdev.certification.accuracy import ABSURD, BACKWARD, FORWARD, Known
-from numdev.certification.candidates import (
-    CURVES,
-    DECLARED,
-    KEYS,
-    TERMS,
-    Candidate,
-    capped,
-    clamped,
-    curved,
-    off,
-    reduced,
-    saturated,
-    scaled,
-    unknown_errors,
-)
+from numdev.certification.candidates import CURVES, DECLARED, KEYS, TERMS, Candidate
 from numdev.certification.simulation import OF_SUMS, WHOLE, Cut, Layout, Scheme, Simulation, Stored, Tensors, some_rows, symbol
 
 ONE_TILE = (Layout(16), Layout())
@@ -64,15 +51,16 @@ _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs mo
 _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
-_LEAST_SCALE, _LEAST_FACTOR = 1e-6, 1e-3  # by which scores, and results, are off
+_LEAST_FIT, _LEAST_FACTOR = 1e-6, 1e-3  # by which a parameter that is fitted, and a factor of results, is off
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
-_CAP, _LEAST_CAP = 1 / 30**2, 1e-6  # of a soft cap the inverse square: the start, and what is none
+_CAP = 1 / 30**2  # of a soft cap the inverse square, at first
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
-_WHOLE = (torch.floor, torch.round)
 _CLAMPS = tuple(map(float, range(-20, -1, 2)))  # of the argument of an exponential, at first
 _FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
 Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
+Fit = tuple[Callable[..., Candidate], tuple[float, ...], float, float, Sequence["Compared"]]
+"""A family, its parameters at first and where it changes nothing, by how much these differ, and the cases that tell."""
 
 
 @dataclass(frozen=True)
@@ -203,9 +191,8 @@ class Search:
         def mean(names: Sequence[str]) -> float:
             left = [case.left(hypothesis)[name] for case in cases for name in names]
             if names is others and self.of_pass is BACKWARD:
-                left = list(
-                    map(min, left, (_OTHER * case.left((DECLARED, hypothesis[1]))[name] for case in cases for name in names))
-                )
+                declared = [_OTHER * case.left((DECLARED, hypothesis[1]))[name] for case in cases for name in names]
+                left = [*map(min, left, declared)]
             return sum(map(math.log, left)) / len(left)
 
         return (mean(self.errs) + mean(others)) / 2 if self.errs and others else mean(self.outputs)
@@ -278,9 +265,7 @@ class Search:
             sums = {f"the {what} of {symbol(name)}" for name in self.errs or self.outputs for what in OF_SUMS}
             pool = wide = [each for each in self.catalogue if each.changes.keys() & sums]
         else:
-            pool, alike = (
-                list(dict.fromkeys(each for each, _ in self.within(ranked, views, margin))) for margin in (_POOL, _ALIKE)
-            )
+            pool, alike = (list(dict.fromkeys(each for each, _ in self.within(ranked, views, far))) for far in (_POOL, _ALIKE))
             example = Layout(2 * _FEW_KEYS, splits=3)
             idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
             wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
@@ -307,10 +292,10 @@ class Search:
         return ranked
 
     def combined(self, ranked: list[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
-        """With two or three candidates at once, if these are nearer by far, and one alone explains something."""
+        """With two or three candidates at once, if these are nearer by far; one alone explains something, but not nearly all."""
         for _ in range(2):
-            least = self.score(ranked[0], cases)
-            if self.is_settled(ranked[0], cases) or least > -_NEAR:
+            least, is_sure = self.score(ranked[0], cases), all(self.share(ranked[0], name, cases) > _SURE for name in self.errs)
+            if is_sure or self.is_settled(ranked[0], cases) or least > -_NEAR:
                 break
             first = of_steps(ranked)[:_COMBINED]
             both = [(pair, layout) for one, layout in first for other in self.catalogue[1:] if (pair := one & other)]
@@ -323,32 +308,32 @@ class Search:
     def unknown(self) -> list[Hypothesis]:
         """Unknown errors of a step, in all layouts, the best of each step; none unless one explains nearly all and no other."""
         precision = self.cases[0].known.predictions.policy.output.to.precision
-        unknown, layouts = unknown_errors(precision, self.outputs), UNSPLIT if self.of_pass is FORWARD else ONE_TILE[:1]
-        ranked = of_steps(self.with_variants(product(unknown, layouts), self.broad))
+        layouts = UNSPLIT if self.of_pass is FORWARD else ONE_TILE[:1]
+        unknown = product(candidates.unknown_errors(precision, self.outputs), layouts)
+        ranked = of_steps(self.with_variants(unknown, self.broad))
         is_sure = self.rank(ranked[0]).explained > _SURE and len(self.within(ranked, self.broad, _NEAR)) == 1
         return ranked if is_sure else []
 
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
-        """A result, or scores, times the nearest factor, of scores one for each scale; P and scores with the nearest limit."""
-        makers: list[Callable[[float], Candidate]] = [partial(off, name) for name in self.errs]
-        makers += [saturated] if self.of_pass is FORWARD and self.errs else []
-        for make in makers if "lse" not in self.errs else ():  # which none of these changes
-            (factor,) = self.fitted(make, (_START,), cases)
-            if abs(factor - 1) > _LEAST_FACTOR:
-                yield make(factor)
-        of_scales = {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
-        factors = self.fitted(lambda *x: scaled(of_scales, x), (1.0,) * len(of_scales), list(of_scales.values()))
-        if max(abs(factor - 1) for factor in factors) > _LEAST_SCALE:
-            yield scaled(of_scales, factors)
-        telling = self.light[:_TELLING]
-        (inverse_square,) = self.fitted(capped, (_CAP,), telling)
-        if inverse_square > _LEAST_CAP:
-            yield capped(inverse_square)
+        """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
+        telling, of_scales = self.light[:_TELLING], {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
+        fits: list[Fit] = []
+        if "lse" not in self.errs:  # which none of these changes
+            fits += [(partial(candidates.off, name), (_START,), 1.0, _LEAST_FACTOR, cases) for name in self.errs]
+            fits += [(candidates.saturated, (_START,), 1.0, _LEAST_FACTOR, cases)] * bool(self.of_pass is FORWARD and self.errs)
+        scales = tuple(of_scales.values())
+        fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
+        fits += [(candidates.capped, (_CAP,), 0.0, _LEAST_FIT, telling)]
         if self.errs:
-            yield from (make(*self.fitted(make, (0.0,), telling)) for make in (partial(reduced, each) for each in _WHOLE))
-            for make in (partial(clamped, masked) for masked in (False, True)):
-                (*_, least) = min((self.score((make(least), ONE_TILE[0]), telling), least) for least in _CLAMPS)
-                yield make(*self.fitted(make, (least,), telling))
+            makers = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
+            fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in makers]
+            for of_least in (partial(candidates.clamped, masked) for masked in (False, True)):
+                (_, best) = min((self.score((of_least(each), ONE_TILE[0]), telling), each) for each in _CLAMPS)
+                fits += [(of_least, (best,), 0.0, _LEAST_FIT, telling)]
+        for make, start, none, least, views in fits:
+            values = self.fitted(make, start, views)
+            if max(abs(value - none) for value in values) > least:
+                yield make(*values)
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha.
@@ -356,31 +341,26 @@ class Search:
         Last, an error of some keys alone: those in which it is largest where each has one of its own.
         """
         for title, views in product(CURVES, (self.light[:_TELLING], cases)):
-            factors = self.fitted(partial(curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
-            yield curved(title, views is cases, range(KEYS), TERMS, *factors)
-        make = partial(curved, next(iter(CURVES)), False)
-        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad, 2, KEYS)
+            factors = self.fitted(partial(candidates.curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
+            yield candidates.curved(title, views is cases, range(KEYS), TERMS, *factors)
+        make = partial(candidates.curved, next(iter(CURVES)), False)
+        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad)
         sizes = torch.tensor(of_keys).view(_FEW_TERMS, KEYS).norm(dim=0)
         keys = (sizes > sizes.max() / 2).nonzero().flatten().tolist()
         if 0 < len(keys) <= _PATTERN:
             make = partial(make, keys, TERMS)
             yield make(*self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
 
-    def fitted(
-        self,
-        make: Callable[..., Candidate],
-        start: Sequence[float],
-        cases: Sequence[Compared],
-        most: int = _STEPS,
-        keys: int = 1,
-    ) -> tuple[float, ...]:
+    def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
 
-        The LSE tells most, if it errs, since nothing is rounded to few bits after it, but of many parameters too little.
+        The LSE tells most, if it errs, since nothing is rounded to few bits after it. Of a curve of each key it tells too little,
+        and that needs no second step.
         """
         from scipy.optimize import least_squares  # late: it costs more than the rest of numdev's import
 
-        outputs = ["lse"] if "lse" in self.errs and len(start) <= TERMS else self.outputs
+        steps, keys = (_STEPS, 1) if len(start) <= TERMS else (2, KEYS)
+        outputs = ["lse"] if "lse" in self.errs and keys == 1 else self.outputs
         of_pass, own = self.of_pass, cases[0].known.predictions.policy
         golden, begin = of_pass.policy("golden"), torch.tensor(start, dtype=torch.float64)
 
@@ -395,7 +375,7 @@ class Search:
         at_start, unit = left(begin, golden), torch.eye(len(begin), dtype=begin.dtype)
         slopes = torch.stack([(left(begin + _STEP * each, golden) - at_start) / _STEP for each in unit], -1)
         solve: Callable[..., Any] = least_squares
-        fit = solve(lambda x: left(torch.from_numpy(x), own), start, lambda _: slopes.numpy(), max_nfev=most)
+        fit = solve(lambda x: left(torch.from_numpy(x), own), start, lambda _: slopes.numpy(), max_nfev=steps)
         return tuple(fit.x.tolist())
 
     def rank(self, hypothesis: Hypothesis) -> Rank:
@@ -411,11 +391,8 @@ class Search:
         for each in self.catalogue:
             if not each.permitted and _is_in(each, declared[1]) and [*each.changes.values()] in ([Stored(BF16)], [Stored(FP16)]):
                 steps.setdefault(f"{each.step} in {each.title.rpartition(' in ')[2]}", []).append(each)
-        is_excluded = {
-            alike[0].title: all(self.score((each, declared[1]), self.few) > limit for each in alike) for alike in steps.values()
-        }
-        excluded = tuple(title for title, excludes in is_excluded.items() if excludes)
-        return excluded, tuple(title for title in is_excluded if title not in excluded)
+        far = {alike[0].title: min(self.score((each, declared[1]), self.few) for each in alike) for alike in steps.values()}
+        return tuple(title for title in far if far[title] > limit), tuple(title for title in far if far[title] <= limit)
 
     def shows(self, hypothesis: Hypothesis) -> bool:
         """Whether a layout can be told from most others."""

@@ -309,10 +309,9 @@ def _accumulations() -> Iterator[Candidate]:
         for terms in (8, 16, 32):
             change = partial(_accumulated, _ZERO, stored=stored, terms=terms)
             yield Candidate("scores", f"scores in {stored} after every {terms} columns", {"product": change})
-        yield Candidate(
-            "row_sum", f"the row sum in {stored} after every key", {"sum": partial(_accumulated, _ZERO, stored=stored, terms=1)}
-        )
-        yield Candidate("row_sum", f"the row sum in {stored}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
+        of_sum, title = partial(_accumulated, _ZERO, stored=stored, terms=1), f"the row sum in {stored}"
+        yield Candidate("row_sum", f"{title} after every key", {"sum": of_sum})
+        yield Candidate("row_sum", f"{title}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
 
 
 def _centred(x: Tensor, **_: object) -> Tensor:
@@ -325,7 +324,7 @@ def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
     return x if place >= x.shape[dim] else x.index_fill(dim, torch.tensor(place % x.shape[dim]), value)
 
 
-def _shares(weights: Tensor, stored: Change = lambda x: x) -> Tensor:
+def _shares(weights: Tensor, stored: Stored) -> Tensor:
     """Weights of splits, the largest of them 1 before they are stored, over their sum."""
     most = weights.amax(0)
     x = stored(weights / most.masked_fill(most == 0, 1.0))
@@ -363,24 +362,20 @@ def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool = Fa
     return parts[0][1][None]
 
 
-def _late(v: Tensor, tile: int) -> Tensor:
-    """The keys of a tile, each of which is that before."""
-    moved = v.flatten(-3, -2).roll(1, -2).unflatten(-2, v.shape[-3:-1])
-    return torch.where((torch.arange(v.shape[-3]) == tile)[:, None, None], moved, v)
-
-
 def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
     flushed: Tensor = then(p.masked_fill(p < least, 0.0))
     return flushed
 
 
-def _small_missed(alpha: Tensor, least: float) -> Tensor:
+def _unless(alpha: Tensor, least: float) -> Tensor:
+    """Only small factors, others become 1."""
     return alpha.masked_fill(alpha > least, 1.0)
 
 
-def _stale(v: Tensor, step: int, tiles: slice) -> Tensor:
-    """Some tiles, of which each finds that before or after it, in a buffer that is not filled again."""
-    return v.index_copy(-3, torch.arange(v.shape[-3])[tiles], v.roll(step, -3)[..., tiles, :, :])
+def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
+    """Some tiles of V in the buffer of those so many before, which is not filled again, or with 0 each row of the one before."""
+    moved = v.flatten(-3, -2).roll(by * v.shape[-2] or 1, -2).unflatten(-2, v.shape[-3:-1])
+    return v.index_copy(-3, torch.arange(v.shape[-3])[tiles], moved[..., tiles, :, :])
 
 
 def _without_partial(tiles: Tensor) -> Tensor:
@@ -392,8 +387,6 @@ _FORWARD_FAULTS = (
     Candidate("maximum", "a maximum that stays that of the first tile", {"threshold": lambda _: math.inf}),
     Candidate("maximum", "P with the maximum of the tile before", {"the m of P": lambda x: x[..., [0, *range(x.shape[-1] - 1)]]}),
     Candidate("row_sum", "one more key, of score 0 and value 0", {"results": _with_a_sink}),
-    Candidate("rescale", "every rescale of the row sum missed", {"alpha of l": torch.ones_like}),
-    Candidate("rescale", "every rescale of the accumulator missed", {"alpha of O": torch.ones_like}),
     Candidate("rescale", "every rescale missed", {"alpha": torch.ones_like}),
     Candidate("lse", "an LSE in base 2", {"the LSE": lambda x: x * LOG2_E}),
     Candidate("lse", "an LSE times log 2", {"the LSE": lambda x: x / LOG2_E}),
@@ -409,12 +402,13 @@ _FORWARD_FAULTS = (
     Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
     Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m}),
     Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m}),
-    Candidate("tile", "V of the tile before", {"tiles of V": partial(_stale, step=1, tiles=slice(1, None))}),
-    Candidate("tile", "V of the tile after", {"tiles of V": partial(_stale, step=-1, tiles=slice(None, -1))}),
-    Candidate(
-        "tile",
-        "V of the tile before in the last one",
-        {"tiles of V": lambda v: _stale(v, 1, slice(max(1, v.shape[-3] - 1), None))},
+    *(
+        Candidate("tile", f"V of {title}", {"tiles of V": partial(_misread, by=by, tiles=tiles)})
+        for title, by, tiles in (
+            *(("the tile before", 1, slice(1, None)), ("the tile after", -1, slice(None, -1))),
+            *(("the tile before in the last one", 1, slice(-1, None)),),
+            *((f"tile {tile} read a key too early", 0, slice(tile, tile + 1)) for tile in range(1, _LATE)),
+        )
     ),
 )
 _BACKWARD_FAULTS = (
@@ -453,23 +447,18 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})
         yield Candidate("exponential", f"exponentials {title}", {"exponentials": flushed})
     for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
-        merge, places = partial(_merged, stored=stored), f"of splits in {stored}"
-        yield Candidate(
-            "splits", f"weights {places}, divided by their sum", {"weights of splits": partial(_shares, stored=stored)}
-        )
+        merge, places, shares = partial(_merged, stored=stored), f"of splits in {stored}", partial(_shares, stored=stored)
+        yield Candidate("splits", f"weights {places}, divided by their sum", {"weights of splits": shares})
         yield Candidate("splits", f"the O {places}, merged by pairs", {"merge": partial(merge, by_pairs=True)})
         yield Candidate("splits", f"the O {places}, merged one after the other", {"merge": merge})
         yield Candidate("splits", f"the sums {places}, one after the other", {"merge": partial(merge, sums_alone=True)})
-    for power in (0.5, 1, 2, 4, 8):
-        missed = partial(_small_missed, least=2.0**-power)
-        for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
-            title = f"rescales of {what} by more than 2^-{power:g} missed"
-            yield Candidate("rescale", title, {f"alpha of {sums}": missed})
-    for tile in range(1, _LATE):
-        late, missed = partial(_late, tile=tile), partial(_with, dim=-1, place=tile, value=1.0)
-        yield Candidate("tile", f"V of tile {tile} read a key too early", {"tiles of V": late})
-        yield Candidate("rescale", f"a rescale of the accumulator missed, at tile {tile}", {"alpha of O": missed})
-        yield Candidate("rescale", f"a rescale of the row sum missed, at tile {tile}", {"alpha of l": missed})
+    for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
+        missed = {f"every rescale of {what} missed": torch.ones_like}
+        for power in (0.5, 1, 2, 4, 8):
+            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = partial(_unless, least=2.0**-power)
+        for tile in range(1, _LATE):
+            missed[f"a rescale of {what} missed, at tile {tile}"] = partial(_with, dim=-1, place=tile, value=1.0)
+        yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())
 
 
 def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:

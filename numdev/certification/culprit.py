@@ -30,7 +30,7 @@ ONE_TILE = (Layout(16), Layout())
 _SIZES = (*range(16, 257, 16), 512)
 UNSPLIT = (*(Layout(bc, reverse) for bc in _SIZES for reverse in (False, True)), Layout(scheme=Scheme.DIVIDED), Layout())
 SPLIT = tuple(
-    Layout(bc, splits=splits, cut=cut) for bc in _SIZES[:8] for splits in (*range(2, 9), 12, 16) for cut in (Cut.TILES, Cut.KEYS)
+    Layout(bc, splits=splits, cut=cut) for bc in _SIZES for splits in (*range(2, 9), 12, 16) for cut in (Cut.TILES, Cut.KEYS)
 )
 """Layouts by which that of a kernel is looked for, and then their variants."""
 _OF_STEP = {"splits": (Layout(16, splits=2),), "padding": UNSPLIT, "probabilities": (Layout(scheme=Scheme.DIVIDED),)}
@@ -170,13 +170,14 @@ class Search:
     def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
         self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
-        self.layouts = (UNSPLIT, SPLIT) if self.of_pass is FORWARD else (UNSPLIT[:-2], ())
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
         self.light = light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
         first = int(self.of_pass is FORWARD)  # its sums are over keys alone
         broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[first:]) > 12 * _FEW_KEYS]
         self.broad = (broad or light)[:2]
+        different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.broad): each for each in reversed(SPLIT)}
+        self.layouts = (UNSPLIT, tuple(different.values())) if self.of_pass is FORWARD else (UNSPLIT[:-2], ())
         self.few = list(dict.fromkeys((*self.broad, light[0]))) if self.errs else self.broad[:1]
         small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if self.of_pass is FORWARD]
         self.in_one_tile = [case for case in small if case.own["out"].numel() >= _FEW_KEYS * case.outputs["out"].shape[-1]]

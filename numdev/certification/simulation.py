@@ -182,6 +182,10 @@ class Layout:
         bounds = [min(round(i * each) * unit, keys) for i in range(self.splits + 1)]
         return [(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
 
+    def parts(self, keys: int) -> tuple[tuple[int, int], ...]:
+        """The first key of each split, and the keys of its tiles, in which alone layouts of the same order can differ."""
+        return tuple((start, min(self.bc, stop - start)) for start, stop in self.ranges(keys))
+
 
 @dataclass(frozen=True)
 class Simulation:

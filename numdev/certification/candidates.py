@@ -351,9 +351,9 @@ def _of_two_bases() -> Iterator[Candidate]:
             yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | merge)
 
 
-def _merged(weights: Tensor, out: Tensor, stored: Stored, *, by_pairs: bool = False, sums_alone: bool = False) -> Tensor:
-    """The sum of splits, of which each and every sum of two is stored; one after the other, or by pairs."""
-    parts = [(weight, x if sums_alone else stored(x)) for weight, x in zip(weights, out, strict=True)]
+def _merged(weights: Tensor, out: Tensor, stored: Stored, order: int = 1, by_pairs: bool = False, sums: bool = False) -> Tensor:
+    """The sum of splits, of which each, or none, and every sum of two is stored; one after the other, or by pairs."""
+    parts = [(weight, x if sums else stored(x)) for weight, x in zip(weights, out, strict=True)][::order]
     while len(parts) > 1:
         (first, x), (second, y), *others = parts
         both = first + second
@@ -450,8 +450,9 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         merge, places, shares = partial(_merged, stored=stored), f"of splits in {stored}", partial(_shares, stored=stored)
         yield Candidate("splits", f"weights {places}, divided by their sum", {"weights of splits": shares})
         yield Candidate("splits", f"the O {places}, merged by pairs", {"merge": partial(merge, by_pairs=True)})
-        yield Candidate("splits", f"the O {places}, merged one after the other", {"merge": merge})
-        yield Candidate("splits", f"the sums {places}, one after the other", {"merge": partial(merge, sums_alone=True)})
+        for order, word in ((1, "one after the other"), (-1, "one after the other, from the last")):
+            yield Candidate("splits", f"the O {places}, merged {word}", {"merge": partial(merge, order=order)})
+            yield Candidate("splits", f"the sums {places}, {word}", {"merge": partial(merge, order=order, sums=True)})
     for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
         missed = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):

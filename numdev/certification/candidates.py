@@ -100,10 +100,11 @@ _SHARED = {each: tuple(Stored(fmt, each=each) for fmt in _OF_8_BITS) for each in
 _BY_TOKENS = (*_SHARED["token"], *_SHARED["head"])
 _SIZES = ((64, 64), (64, 128), (128, 64), (128, 128))
 _BY_TILES = tuple(Stored(fmt, each="tile", size=size) for fmt in _OF_8_BITS for size in _SIZES)
+_BY_KEYS = tuple(Stored(fmt, each="tile", size=(1, keys)) for fmt in (E4M3FN, INT8) for keys in (16, 32, 48, 64, 96, 128))
 _OF_INPUTS = (*(each for shared in _SHARED.values() for each in shared), *_MICROSCALED, *_8_BITS)
 _IN_8_BITS: Mapping[str, tuple[Stored, ...]] = {
     **dict.fromkeys(("scores", "the product P V", "the O that is read", "the dO of dP"), _8_BITS),
-    "P": (*_8_BITS, *_SCALED, Stored(E4M3FN, 448.0), Stored(INT8, 127.0), *_BY_TOKENS, *_MICROSCALED),
+    "P": (*_8_BITS, *_SCALED, Stored(E4M3FN, 448.0), Stored(INT8, 127.0), *_BY_TOKENS, *_BY_KEYS, *_MICROSCALED),
     "dP": (*_8_BITS, *_SCALED, *_BY_TOKENS),
     "dS": (*_8_BITS, *_SCALED, *_BY_TOKENS, *_BY_TILES),
 }

@@ -130,7 +130,7 @@ class Stored:
         name = {E4M3FN: "E4M3", E5M2: "E5M2"}.get(self.fmt, str(self.fmt).upper())
         if self.each == "block":
             return f"MXFP8_{name}"
-        size = f" of {self.size[0]} queries by {self.size[1]} keys" if self.size else ""
+        size = f" of {self.size[0]} quer{'ies' if self.size[0] > 1 else 'y'} by {self.size[1]} keys" if self.size else ""
         times = "" if self.factor == 1 else f" times {self.factor:.4g}"
         truncated = "" if self.rounding is Rounding.NEAREST_EVEN else ", truncated"
         return f"{name}{times}{truncated}" + (f" with a scale of each {self.each}{size}" if self.each else "")

@@ -1,0 +1,78 @@
+"""Candidates, each beside the kernel that errs so; both were written apart, and the candidates in FP64."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from numdev.arithmetic.formats import BF16
+from numdev.certification.accuracy import CASES, Known, Predictions
+from numdev.certification.candidates import CURVES, KEYS, Candidate, clamped, curved, reduced
+from numdev.certification.culprit import Compared
+from numdev.certification.kernel import kernel_of
+from numdev.certification.simulation import Layout
+from tests.certification.forward_kernels import PRECISION
+
+FITTED = {
+    "argument of exp at least -6": clamped(False, -6.0),
+    "argument of exp2 at least -13": clamped(False, -13 * math.log(2)),
+    "ln 2 in BF16": reduced(torch.round, 0.69140625 / math.log(2) - 1),
+    "ln 2 in FP16, rounded down": reduced(torch.floor, 0.693359375 / math.log(2) - 1),
+}
+PLACES = {
+    "argument of exp at least -6": Layout(80),
+    "argument of exp2 at least -13": Layout(48),
+    "ln 2 in BF16": Layout(48),
+    "ln 2 in FP16, rounded down": Layout(112),
+    "splits merged in base 2": Layout(48, splits=4),
+    "splits of base 2 merged in base e": Layout(64, splits=5),
+    "ring of 12": Layout(64, splits=12),
+    "partial outputs in BF16, of 144": Layout(144, splits=3),
+    "P in INT8 by tiles of 48": Layout(48),
+    "P in INT8 by 48 of 144": Layout(144, reverse=True),
+}
+TITLES = {
+    "splits merged in base 2": "splits weighed by 2 to the power of their LSE",
+    "splits of base 2 merged in base e": "splits merged by e to the power of their LSE in base 2, their LSE too",
+    "ring of 12": "the O of splits in BF16, merged one after the other",
+    "partial outputs in BF16, of 144": "the O of splits in BF16",
+    "P in INT8 by tiles of 48": "P in INT8 with a scale of each token",
+    "P in INT8 by 48 of 144": "P in INT8 with a scale of each tile of 1 query by 48 keys",
+}
+
+
+@cache
+def known() -> Known:
+    """Scores that rise or fall by 12, of 1,000 keys: each of these faults shows in them."""
+    return Predictions("kernel_bf16").of(next(case for case in CASES if case.name == "ramp"), range(9801, 9802))
+
+
+def titled(title: str) -> Candidate:
+    return next(each for each in known().predictions.candidates if each.title == title)
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_candidate_errs_as_its_kernel_does(name: str) -> None:
+    outputs = kernel_of(PRECISION[name][0], BF16, torch.device("cpu")).on(known().inputs)
+    left = Compared(known(), outputs).left((FITTED.get(name) or titled(TITLES[name]), PLACES[name]))
+    assert max(left.values()) < 0.25, left  # of the error: what FP32 rounds otherwise, and then P or O
+
+
+@pytest.mark.parametrize(("keys", "of_each"), [(range(KEYS), False), ((3, 7, 11, 15), False), (range(KEYS), True)])
+def test_a_curve_is_a_sum_of_chebyshev_polynomials(keys: range | tuple[int, ...], of_each: bool) -> None:
+    title, terms = next(iter(CURVES)), 5
+    factors = 0.01 * torch.randn(terms, KEYS if of_each else 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    exp = curved(title, False, keys, terms, *factors.flatten().tolist()).changes["exp"]
+    x = -5 * torch.rand(3, 2 * KEYS, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    place = 2 * np.mod(x.numpy() / math.log(2), 1) - 1
+    column = np.arange(2 * KEYS) % KEYS
+    error = np.stack(
+        [np.polynomial.chebyshev.chebval(place[:, i], factors[:, column[i] % factors.shape[1]].numpy()) for i in range(2 * KEYS)],
+        -1,
+    )
+    expected = np.exp(x.numpy() + np.where(np.isin(column, list(keys)), error, 0))
+    assert np.allclose(exp(x).numpy(), expected, rtol=1e-12)

@@ -263,7 +263,7 @@ def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate
 
 _IGNORED: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
 _ALL_KEYS: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
-_READ_PADDING: dict[str, Change] = {"padding": lambda x: x}
+_READ: dict[str, Change] = _ALL_KEYS | {"padding": lambda x: x}
 _MASK_FAULTS = (
     *(
         Candidate(what, f"{title} of one key too {word}", {what: partial(operator.add, off)})
@@ -273,9 +273,9 @@ _MASK_FAULTS = (
     Candidate("limit", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]}),
     Candidate("limit", "a causal limit that is ignored", {"limit": _IGNORED["limit"]}),
     Candidate("window", "a window that is ignored", {"window": _IGNORED["window"]}),
-    Candidate("lengths", "padded keys that are read", _ALL_KEYS | _READ_PADDING),
+    Candidate("lengths", "padded keys that are read", _READ),
     Candidate("lengths", "padded keys that count as zeros", _ALL_KEYS),
-    Candidate("mask", "every mask ignored", _IGNORED | _ALL_KEYS | _READ_PADDING),
+    Candidate("mask", "every mask ignored", _IGNORED | _READ),
     Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))}),
 )
 """Faults of limits, lengths and heads, which both passes have."""
@@ -414,11 +414,7 @@ _FORWARD_FAULTS = (
 )
 _BACKWARD_FAULTS = (
     Candidate("tile", "a last tile of keys left out", {"the tiles of dQ": lambda starts: starts[:-1] or starts}),
-    Candidate(
-        "tile",
-        "a last tile of queries left out",
-        dict.fromkeys(("the tiles of dK", "the tiles of dV"), lambda starts: starts[:-1] or starts),
-    ),
+    Candidate("tile", "a last tile of queries left out", {f"the tiles of {x}": lambda at: at[:-1] or at for x in ("dK", "dV")}),
     Candidate("delta", "dS without delta", {"delta": lambda x: 0 * x}),
     Candidate("delta", "delta added to dP", {"delta": lambda x: -x}),
     Candidate("lse", "an LSE that is taken for one in base 2", {"the LSE that is read": lambda x: x / LOG2_E}),

@@ -289,10 +289,8 @@ class Simulation:
         if scheme is Scheme.TILE:
             divisor = torch.exp(top - shift).masked_fill(top == NEVER, 1.0)[..., None]
         p, stored = self.at("terms of l", (p, self._stored("probabilities", p / divisor) * divisor))
-        sums, products = (
-            self.at("the row sum of each tile", self._sum(p)),
-            self.at("the product P V", self.by("product of P and V", torch.matmul)(stored.transpose(2, 3), v)),
-        )
+        sums = self.at("the row sum of each tile", self._sum(p))
+        products = self.at("the product P V", self.by("product of P and V", torch.matmul)(stored.transpose(2, 3), v))
         total, o = torch.zeros_like(sums[..., 0, :]), torch.zeros_like(products[:, :, 0])
         for tile in range(s.shape[-2]):
             total = self.at("the row sum", of_l[..., tile, None] * total + sums[..., tile, :])
@@ -327,9 +325,8 @@ class Simulation:
         dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)
         terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
         delta = self.at("delta", self._sum(terms))
-        p, delta = self.by("of rows", lambda p, delta, dp, k, of_kernel: (p, delta))(
-            p, delta, dp, k * self.inputs.scale, self.of_kernel
-        )
+        of_rows = self.by("of rows", lambda p, delta, dp, k, of_kernel: (p, delta))
+        p, delta = of_rows(p, delta, dp, k * self.inputs.scale, self.of_kernel)
         ds = p * self.at("dP - delta", dp - delta)
         if "P dP" in self.changes:
             ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
@@ -347,9 +344,8 @@ class Simulation:
         total, starts = 0 * (a[..., :1] @ b[..., :1, :]), self.at(f"the tiles of {name}", range(0, a.shape[-1], self.layout.bc))
         for start in starts[:: -1 if self.layout.reverse else 1]:
             here = slice(start, start + self.layout.bc)
-            total = self.at(
-                f"the running sum of {name}", total + self.at(f"the products of {name}", a[..., here] @ b[..., here, :])
-            )
+            products = self.at(f"the products of {name}", a[..., here] @ b[..., here, :])
+            total = self.at(f"the running sum of {name}", total + products)
         return total
 
     def _of_groups(self, gradient: Tensor) -> Tensor:

@@ -352,15 +352,25 @@ def _of_two_bases() -> Iterator[Candidate]:
             yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | merge)
 
 
-def _merged(weights: Tensor, out: Tensor, stored: Stored, order: int = 1, by_pairs: bool = False, sums: bool = False) -> Tensor:
-    """The sum of splits, of which each, or none, and every sum of two is stored; one after the other, or by pairs."""
-    parts = [(weight, x if sums else stored(x)) for weight, x in zip(weights, out, strict=True)][::order]
+_MERGES: Mapping[str, Any] = {
+    "by pairs": {"by_pairs": True},
+    "one after the other": {},
+    "from the last to the first": {"order": -1},
+}
+
+
+def _merged(
+    outs: Tensor, lses: Tensor, stored: Mapping[str, Stored], order: int = 1, by_pairs: bool = False
+) -> tuple[Tensor, Tensor]:
+    """O and LSE of splits, or sums of O alone, stored and merged by two: one after the other, as in a ring, or by pairs."""
+    of_o, of_sum, of_lse = (stored.get(name, lambda x: x) for name in ("the O", "the sums", "the LSE"))
+    parts = [(of_o(x), of_lse(lse)) for x, lse in zip(outs, lses, strict=True)][::order]
     while len(parts) > 1:
-        (first, x), (second, y), *others = parts
-        both = first + second
-        merged = both, stored((first * x + second * y) / both.clamp(min=1e-300))
+        (x, first), (y, second), *others = parts
+        o = x + torch.sigmoid(second - first).nan_to_num(0.0) * (y - x)
+        merged = of_sum(of_o(o)), of_lse(torch.logaddexp(first, second))
         parts = [*others, merged] if by_pairs else [merged, *others]
-    return parts[0][1][None]
+    return parts[0][0][None], parts[0][1][None]
 
 
 def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
@@ -444,12 +454,12 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})
         yield Candidate("exponential", f"exponentials {title}", {"exponentials": flushed})
     for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
-        merge, places, shares = partial(_merged, stored=stored), f"of splits in {stored}", partial(_shares, stored=stored)
+        places, shares = f"of splits in {stored}", partial(_shares, stored=stored)
         yield Candidate("splits", f"weights {places}, divided by their sum", {"weights of splits": shares})
-        yield Candidate("splits", f"the O {places}, merged by pairs", {"merge": partial(merge, by_pairs=True)})
-        for order, word in ((1, "one after the other"), (-1, "one after the other, from the last")):
-            yield Candidate("splits", f"the O {places}, merged {word}", {"merge": partial(merge, order=order)})
-            yield Candidate("splits", f"the sums {places}, {word}", {"merge": partial(merge, order=order, sums=True)})
+        for what in ("the O", "the sums", "the LSE", "the O and the LSE"):
+            merge = partial(_merged, stored=dict.fromkeys(what.split(" and "), stored))
+            for word, how in _MERGES.items():
+                yield Candidate("splits", f"{what} {places}, merged {word}", {"merge": partial(merge, **how)})
     for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
         missed = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):

@@ -272,12 +272,12 @@ def quantised_by_tiles(p: Tensor, side: int = 48) -> Tensor:
     return torch.cat([(x / scale).round() * scale for x, scale in zip(tiles, scales, strict=True)], -1)
 
 
-def ring(outs: Tensor, lses: Tensor, stored: Step = bf16) -> tuple[Tensor, Tensor]:
+def ring(outs: Tensor, lses: Tensor, stored: Step = bf16, of_lse: Step = same) -> tuple[Tensor, Tensor]:
     """Context parallelism: each part is merged into the output so far, which is stored (ring attention's update by a sigmoid)."""
-    out, lse = stored(outs[0]), lses[0]
+    out, lse = stored(outs[0]), of_lse(lses[0])
     for part, its_lse in zip(outs[1:], lses[1:], strict=True):
-        out = stored(out - torch.sigmoid(its_lse - lse).nan_to_num(0.0) * (out - stored(part)))
-        lse = torch.logaddexp(lse, its_lse)
+        out = stored(out - torch.sigmoid(of_lse(its_lse) - lse).nan_to_num(0.0) * (out - stored(part)))
+        lse = of_lse(torch.logaddexp(lse, of_lse(its_lse)))
     return out, lse
 
 
@@ -520,6 +520,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "splits of base 2 merged in base e": (Flash(64, splits=5, merge=merged_in_base_e), "split"),
     "ring of 12": (Flash(64, splits=12, merge=ring), "split|accumulator"),
     "ring of 12, of 16 keys": (Flash(16, splits=12, merge=ring), "split|accumulator"),
+    "ring of 12, its LSE in BF16": (Flash(48, splits=12, merge=partial(ring, stored=same, of_lse=bf16)), "split|lse"),
     "partial outputs in BF16, of 144": (Flash(144, splits=3, part=lambda o, lse: (bf16(o), lse)), "accumulator|split"),
     "l in BF16, splits of 176": (Flash(176, splits=2, total=bf16), "row_sum"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),

@@ -6,7 +6,7 @@
 
 Run: `python experiments/certify_power.py alarms --seeds 20 --jobs 32 --out alarms.csv`; the last line counts what the file holds.
 Rows that it holds are not computed again: the same command goes on where one ended, by Ctrl-C or after `--minutes 8`.
-`--only PATTERN` chooses by name; `alarms --device cuda` judges what runs on a GPU.
+`--only PATTERN` chooses by name, and `--every N` every Nth of these; `alarms --device cuda` judges what runs on a GPU.
 """
 
 from __future__ import annotations
@@ -346,6 +346,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=FIRST_SEED)
     parser.add_argument("--device", default="cpu", choices=list(REAL))
     parser.add_argument("--only", default="", metavar="PATTERN")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="judge every Nth row alone, from the first one")
     parser.add_argument("--jobs", type=int, default=1, help="processes of one thread")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing after these")
     parser.add_argument("--out", type=Path, metavar="FILE", help="default: WHAT.csv")
@@ -354,7 +355,7 @@ def main() -> None:
     # Seeds of one kernel side by side: with the first kernel the predictions of every seed are made, which serve all others.
     seeds = [{"seed": str(options.first + i)} for i in range(options.seeds)] if experiment.has_seeds else [{}]
     keys = [key | seed for key in experiment.keys(options.device) for seed in seeds]
-    keys = [key for key in keys if re.search(options.only, " ".join(key.values()))]
+    keys = [key for key in keys if re.search(options.only, " ".join(key.values()))][:: options.every]
     rows = read(path)
     path.unlink(missing_ok=True)
     for row in rows:  # without one that was cut off

@@ -250,8 +250,9 @@ class Search:
         if self.of_pass is FORWARD:
             tried += [(each, layout) for each in self.catalogue for layout in _OF_STEP.get(each.step, ())]
         ranked = self.with_variants(tried, views)
-        for fits in (self.factors, self.curves)[: 2 if self.errs else 1]:
-            if not self.is_settled(ranked[0], views):
+        is_hidden = bool(self.errs) and ranked[0][0].permitted  # rows of few keys do not show the fault
+        for fits, is_needed in ((self.factors, is_hidden), (self.curves, False))[: 2 if self.errs else 1]:
+            if is_needed or not self.is_settled(ranked[0], views):
                 ranked = self.with_variants([*ranked, *product(fits(views), layouts)], views)
         if self.errs:
             ranked = self.combined(ranked, views)
@@ -282,11 +283,12 @@ class Search:
         """
         kinds = list({re.sub(r"[A-Z]\w*\d\w*|-\d+|, truncated", "", each.title): each for each in reversed(wide)}.values())[::-1]
         first = sorted(kinds, key=lambda each: each.step != "splits")[:_WIDE]
-        for layouts in groups:
-            every = [(each, layout) for each in first for layout in layouts if _is_in(each, layout)]
+        fitted = [each for each in first if each.fitted]  # which are few, and of which one is likely the best
+        for some, more, layouts in ((fitted, fitted, UNSPLIT), *((first, pool, layouts) for layouts in groups)):
+            every = [(each, layout) for each in some for layout in layouts if _is_in(each, layout)]
             quick = [each for each in every if each[1].cut is not Cut.KEYS or each[0] is DECLARED or each[0].step == "splits"]
             best = list(dict.fromkeys(layout for _, layout in self.with_variants(quick, self.broad)))[:3]
-            tried = [(each, layout) for each in pool for layout in best if _is_in(each, layout)]
+            tried = [(each, layout) for each in more for layout in best if _is_in(each, layout)]
             ranked = self.best([*tried, *ranked], self.few)
             if self.is_settled(ranked[0], self.few):
                 break

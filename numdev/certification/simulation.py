@@ -268,8 +268,8 @@ class Simulation:
             lse = self.by("the LSE of all splits", partial(torch.logsumexp, dim=0, keepdim=True))(lses)
             logs = self.by("what weighs splits", lambda lses, m: lses)(lses, m)
             weights = self.at("weights of splits", torch.softmax(logs, 0).nan_to_num(0.0))
-            merge = self.by("merge", lambda out, lses: ((weights * out).sum(0, keepdim=True), lse))
-            out, lse = merge(out, lses)
+            merged = (weights * out).sum(0, keepdim=True), lse
+            out, lse = self.changes["merge"](out, lses) if "merge" in self.changes and len(parts) > 1 else merged
         out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)
         return {"out": self._stored("output", out), "lse": lse.squeeze(-1)}
 

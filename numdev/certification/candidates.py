@@ -217,6 +217,12 @@ def capped(inverse_square: float) -> Candidate:
     return Candidate("scores", f"scores with a soft cap of {most:.3g}", change, fitted=True)
 
 
+def limited(most: float) -> Candidate:
+    """Scores no larger than a number."""
+    change = {"scaled scores": partial(torch.clamp, max=most)}
+    return Candidate("scores", f"scores of at most {most:.3g}", change, fitted=True)
+
+
 def off(name: str, factor: float) -> Candidate:
     """A result, but for the LSE, times a factor."""
     place, change = {"out": "1 / l", "dq": "scale of dQ", "dk": "scale of dK"}.get(name, ""), partial(operator.mul, factor)

@@ -55,7 +55,7 @@ _LEAST_FIT, _LEAST_FACTOR = 1e-6, 1e-3  # by which a parameter that is fitted, a
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
-_CLAMPS = tuple(map(float, range(-20, -1, 2)))  # of the argument of an exponential, at first
+_CLAMPS, _LIMITS = tuple(map(float, range(-20, -1, 2))), (1.0, 2.0, 4.0, 8.0, 16.0)  # of an exponential's argument, of scores
 _FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
 Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
@@ -328,11 +328,12 @@ class Search:
         fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
         fits += [(candidates.capped, (_CAP,), 0.0, _LEAST_FIT, telling)]
         if self.errs:
-            makers = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
-            fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in makers]
-            for of_least in (partial(candidates.clamped, masked) for masked in (False, True)):
-                (_, best) = min((self.score((of_least(each), ONE_TILE[0]), telling), each) for each in _CLAMPS)
-                fits += [(of_least, (best,), 0.0, _LEAST_FIT, telling)]
+            of_log_2 = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
+            fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in of_log_2]
+            limits: list[Callable[..., Candidate]] = [partial(candidates.clamped, masked) for masked in (False, True)]
+            for make, starts in (*((each, _CLAMPS) for each in limits), (candidates.limited, _LIMITS)):
+                (_, best) = min((self.score((make(each), ONE_TILE[0]), telling), each) for each in starts)
+                fits += [(make, (best,), 0.0, _LEAST_FIT, telling)]
         for make, start, none, least, views in fits:
             values = self.fitted(make, start, views)
             if max(abs(value - none) for value in values) > least:

@@ -237,6 +237,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "LSE in FP16": (G2.but(lse=fp16), "lse"),
     "heads of a group in BF16": (G.but(group=rounded_groups), "heads"),
     "log2 e as 1.44": (G2.but(scale=lambda x: x * 1.44 / LOG2E), "scale"),
+    "no derivative of a cap": (G2.but(product=lambda s: 40 * (s / 40).tanh()), "scores"),
     "output truncated": (G.but(out=lambda x: truncated(x).bfloat16()), "output"),
     "output through FP16": (G.but(out=lambda x: (x * 2**-10).half().float().mul(2**10).bfloat16()), "output"),
 }
@@ -275,6 +276,5 @@ OUTSIDE: dict[str, Step] = {
     "rotation of dK": G2.but(end=rotated),
     "dropout of dS": G.but(ds=dropped_gradients),
     "dP clamped": G.but(dp=lambda dp: dp.clamp(-8, 8)),
-    "no derivative of a cap": G2.but(product=lambda s: 40 * (s / 40).tanh()),
 }
 """Faults that surely no catalogue has."""

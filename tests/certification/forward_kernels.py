@@ -510,6 +510,8 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "1/sqrt(d + 1)": (Flash(80, scale=lambda x: 1 / math.sqrt(1 / x**2 + 1)), "scale"),
     "softmax in BF16": (Rows(scores=bf16, p=bf16), "scores"),
     "S and O in BF16": (Flash(112, product=bf16, o=bf16), "scores|accumulator"),
+    "S clamped at 2": (Flash(48, scores=lambda s: s.clamp(max=2.0)), "scores"),
+    "S capped by tanh": (F.but(scores=lambda s: 10 * (s / 10).tanh()), "scores"),
     "a line for every fourth key": (Flash(112, base2=True, exp=of_keys(4, 3, exp_of_degree(1.0, 1.0))), "exp"),
     "a line for every second key": (Flash(96, base2=True, exp=of_keys(2, 0, exp_of_degree(0.97, 0.97))), "exp"),
     "argument of exp at least -6": (Flash(80, exp=clamped(-6.0)), "exp"),
@@ -583,8 +585,6 @@ OUTSIDE: dict[str, Step] = {
     "dropout of 0.1 %": Flash(144, p=dropped_weights),
     "bias of a head": F.but(out=biased_head),
     "dithered output": B2.but(out=dithered),
-    "S clamped at 2": Flash(48, scores=lambda s: s.clamp(max=2.0)),
-    "S capped by tanh": F.but(scores=lambda s: 10 * (s / 10).tanh()),
     "linear bias": Flash(1 << 20, scores=linear_bias),
     "temperature by head": B2.but(load=per_head_temperature),
 }

@@ -11,7 +11,7 @@ import torch
 
 from numdev.arithmetic.formats import BF16
 from numdev.certification.accuracy import CASES, Known, Predictions
-from numdev.certification.candidates import CURVES, KEYS, Candidate, clamped, curved, reduced
+from numdev.certification.candidates import CURVES, KEYS, Candidate, capped, clamped, curved, limited, reduced
 from numdev.certification.culprit import Compared
 from numdev.certification.kernel import kernel_of
 from numdev.certification.simulation import Layout
@@ -20,12 +20,16 @@ from tests.certification.forward_kernels import PRECISION
 FITTED = {
     "argument of exp at least -6": clamped(False, -6.0),
     "argument of exp2 at least -13": clamped(False, -13 * math.log(2)),
+    "S clamped at 2": limited(2.0),
+    "S capped by tanh": capped(10.0**-2),
     "ln 2 in BF16": reduced(torch.round, 0.69140625 / math.log(2) - 1),
     "ln 2 in FP16, rounded down": reduced(torch.floor, 0.693359375 / math.log(2) - 1),
 }
 PLACES = {
     "argument of exp at least -6": Layout(80),
     "argument of exp2 at least -13": Layout(48),
+    "S clamped at 2": Layout(48),
+    "S capped by tanh": Layout(80),
     "ln 2 in BF16": Layout(48),
     "ln 2 in FP16, rounded down": Layout(112),
     "splits merged in base 2": Layout(48, splits=4),

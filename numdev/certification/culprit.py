@@ -44,7 +44,7 @@ _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
 _TELLING = 8  # cases on which an error of any shape is fitted
-_WIDE, _VARIED = 70, 6  # candidates that are tried in every layout, and layouts whose variants are tried
+_WIDE, _VARIED = 90, 6  # candidates that are tried in every layout, and layouts whose variants are tried
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
 _ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
@@ -295,9 +295,10 @@ class Search:
         return ranked
 
     def combined(self, ranked: list[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
-        """With two or three candidates at once, if these are nearer by far; one alone explains something, but not nearly all."""
+        """With two or three candidates at once, if nearer by far; one alone explains something, and no fit nearly all."""
         for _ in range(2):
-            least, is_sure = self.score(ranked[0], cases), all(self.share(ranked[0], name, cases) > _SURE for name in self.errs)
+            least, shares = self.score(ranked[0], cases), (self.share(ranked[0], name, cases) for name in self.errs)
+            is_sure = ranked[0][0].fitted and min(shares) > _SURE
             if is_sure or self.is_settled(ranked[0], cases) or least > -_NEAR:
                 break
             first = of_steps(ranked)[:_COMBINED]

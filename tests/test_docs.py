@@ -233,12 +233,17 @@ def test_the_numbers_of_the_findings_are_those_of_the_reference_results() -> Non
         where = {"column": "sentence"} if claim == "long" else {}
         return figure("h200/claims.csv", pick, claim=claim, scenario=scenario, **where)
 
+    def fp8(step: str) -> str:
+        where = {"scenario": "uniform", "label.problem.n": "131072", "subject": "variant", "reference": "golden"}
+        return figure("cpu/fp8/summary.csv", form=".3g", column="rmse.mean", **where, **{"label.step": step})
+
     lengths = {"kernel_uniform": (1024, 131072), "uniform": (1024, 65536)}
     measured = [
         *map(fig4, ("uniform_each", "normal_each", "captured_each", "kernel_uniform", "kernel_normal", "kernel_captured")),
         *(on_gpu("long", name, rf"({number}) at {n}\b") for name, pair in lengths.items() for n in pair),
         on_gpu("kernels", "normal", f"({number} to {number}) times"),
         *(on_gpu("kernels", name, rf"uniform.F. ({number}) times") for name in ("normal", "uniform")),
+        *(fp8(step) for step in ("never promoted", "promoted after a tile")),
     ]
     text = re.sub(r"`[^`]*`|\]\([^)]*\)|\b[A-Z]+\d+\b|N = \d+", "", FINDINGS)
     assert [each for each in re.findall(number, text) if each != "10"] == re.findall(number, " ".join(measured))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -162,7 +163,7 @@ def _spread(x: Tensor, reference: Tensor, error: float, fmt: Format) -> dict[str
     return {
         "equal_share": apart.equal_share,
         "max_ulp": apart.max_ulp,
-        "rms_ulp": float(in_ulp.square().mean().sqrt()) if in_ulp.numel() else 0.0,
+        "rms_ulp": math.sqrt(float(in_ulp.square().mean())) if in_ulp.numel() else 0.0,
         "over_error": Scaled(apart.rmse).over(Scaled(error)),
         "compared": apart.compared,
     }

@@ -78,6 +78,7 @@ LONG = (
     "limit at the first key",
     "window - 1",
     "last head not written",
+    "heads in turn",
 )  # of most of which `test_planted` has as much
 
 
@@ -89,10 +90,8 @@ def test_the_sentence_says_what_is_wrong(certified: Certifier, name: str) -> Non
     assert TITLES[name] in certificate.sentence()
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("rotation of K", "scales of V in E4M3", "tokens of V mixed")]
-
-
-@pytest.mark.parametrize("name", ["noise on K", *SLOW])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["noise on K", "rotation of K", "scales of V in E4M3", "tokens of V mixed"])
 def test_a_fault_that_is_in_no_catalogue_is_not_given_a_name(certified: Certifier, name: str) -> None:
     certificate = certified(OUTSIDE[name])
     assert certificate.verdict is Verdict.FAIL
@@ -171,6 +170,7 @@ def test_a_result_that_is_no_number_is_told_from_a_large_error(certified: Certif
     assert all("infinite" in case.cells() for case in certificate.cases)
 
 
+@pytest.mark.slow
 def test_the_file_has_every_figure_and_what_repeats_it(certified: Certifier) -> None:
     certificate = certified(Flash(64, total=bf16), ("normal", "padding"))
     data = json.loads(certificate.json())
@@ -188,7 +188,7 @@ def _fields(data: object) -> set[str]:
     return {*(data if isinstance(data, dict) else ()), *(name for each in inner for name in _fields(each))}
 
 
-@pytest.mark.parametrize("kind", ["pdf", "html"])
+@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "html"])
 def test_the_page_has_the_sentence_and_the_command_that_repeats(certified: Certifier, kind: str) -> None:
     certificate = certified(Flash(64, total=bf16), ("normal", "one key"))
     page = write_certificate(certificate.summary(), kind)

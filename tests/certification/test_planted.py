@@ -35,6 +35,7 @@ QUICK = {
     *("limit at the first key", "lengths ignored", "rescale of O missed", "last head not written"),
     *("gradients: 48 x 80", "gradients: dP in BF16", "gradients: delta left out"),
 }
+LONG = {"l in BF16, 80", "lengths ignored", "rescale of O missed", "P V in BF16"}
 SMALL = "it errs no more than permitted on these inputs, or not surely"
 MISSED = dict.fromkeys(
     (
@@ -78,6 +79,8 @@ def params(name: str, missed: Mapping[str, str] = MISSED) -> list[object]:
     def marks(kernel: str) -> Iterator[pytest.MarkDecorator]:
         if kernel not in QUICK:
             yield pytest.mark.exhaustive
+        if kernel in LONG:
+            yield pytest.mark.slow
         if kernel in missed:
             yield pytest.mark.xfail(reason=missed[kernel])
 

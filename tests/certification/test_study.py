@@ -37,6 +37,7 @@ class InBfloat(Tiled):
         return Output(output.out.bfloat16(), output.lse)
 
 
+@pytest.mark.slow
 def test_a_row_is_a_certificate_and_the_bits_that_it_predicts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One case is enough for the tiles; in them a kernel of the policy is predicted bit for bit, and another one is not."""
     monkeypatch.setattr(certificate, "certify", lambda *args, **more: certify(*args, **more, only=["normal"]))

@@ -24,6 +24,7 @@ def test_a_right_result_is_accepted(name: str) -> None:
     assert_as_accurate_as(out, q, k, v, mask=Mask(causal=True), lse=lse)
 
 
+@pytest.mark.slow
 def test_the_message_has_ratio_permitted_error_worst_element_and_step() -> None:
     q, k, v = (torch.randn(1, 2, n, 64, generator=torch.Generator().manual_seed(n)).bfloat16() for n in (64, 500, 500))
     out, lse = Flash(64, total=bf16)(q, k, v, mask=Mask(), scale=0.125)
@@ -36,6 +37,7 @@ def test_the_message_has_ratio_permitted_error_worst_element_and_step() -> None:
     assert "the row sum in BF16" in text
 
 
+@pytest.mark.slow
 def test_the_fixture_fails_with_the_certificate_and_leaves_it_beside_junit(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         mine="""

@@ -173,10 +173,16 @@ class TestEmulation:
             assert error.value.field == name
 
 
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A differentiable function of one's own."""
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
 @pytest.mark.parametrize("name", COMPOSER.options("backward"))
 def test_what_a_variant_honours_are_settings(name: str) -> None:
     known = {f"{group}.{one.name}" for group, kind in BACKWARD_GROUPS.items() for one in declared(kind)} | set(COMPOSER.known())
-    made = point({"backward": name}).variant
+    own = {"backward.function": "tests.cli.test_backward:plain"} if name == "custom" else {}
+    made = point({"backward": name} | own).variant
     assert made.accepted_settings.names <= known | {"tiling.head_dim"}
 
 
@@ -197,6 +203,7 @@ class TestStudies:
             if policy is BackwardPrecision:
                 assert {one.variant.forward.precision.name for one in own.values()} == {"fp32"}
 
+    @pytest.mark.slow
     def test_the_backward_pass_alone_is_validated(self) -> None:
         """O and LSE are the kernel's own, but of the control, which has no forward pass of a kernel."""
         made = study("validate_backward")

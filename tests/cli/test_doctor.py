@@ -33,6 +33,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_folder_that_a_loop_has_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     batches, step = CASES["ties"].set_up(here / "made")
     for batch in batches:

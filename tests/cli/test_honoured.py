@@ -72,6 +72,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "precision.quantise.hadamard": [(True, {})],
     "precision.quantise.smoothing": [("k", {})],
     "precision.quantise.values": [("fp16", {})],
+    "precision.quantise.queries": [("fp16", {})],
     "precision.quantise.block_q": [(32, {}), (32, {"precision.quantise.scale": "block"})],
     "precision.quantise.smoothing_block": [(32, {}), (32, {"precision.quantise.smoothing": "q"})],
     "precision.quantise.values_scale": [("channel", {}), ("channel", {"precision.quantise.values": "e4m3fn"})],
@@ -95,6 +96,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "attention.version": [("fa2", {})],
     "attention.products": [("tf32", {}), ("tf32", {"precision.preset": "fp32"})],
     "attention.kernel": [("portable", {})],
+    "attention.promotion": [(4, {}), (4, {"precision.preset": "e4m3fn", "attention.kernel": "hopper"})],
     "baseline.precision": [("kernel_fp16", {}), ("kernel_fp16", EMULATED)],
     "baseline.forward": [("own", {}), ("own", EMULATED)],  # of another operation, as the next two are
     "baseline.query_order": [("forward", {}), ("forward", EMULATED)],

@@ -6,13 +6,13 @@ overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, section
 tiles, and issues the first product of the next tile together with the last product of the current one. Blocks of keys are
 visited from the last to the first, so that the masked ones come before the main loop.
 
-The policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
+Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
 
 In E4M3 both products are sums of `numdev.arithmetic.tensor_cores`; `P V` is promoted, its sum added to O in FP32 and begun anew,
-after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated, and leaves as FP16. V comes transposed, since
-the unit reads both operands of 8 bits along the sum. An accumulator holds columns 8 j + 2 t + e of thread t, an operand of 8 bits
-16 g + 4 t + b: a description of K in five dimensions has the copy engine lay keys out so that S is P's operand as it stands.
+after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated; O leaves as FP16. V comes transposed, since the
+unit reads both operands of 8 bits along the sum. Of the four threads of a row, thread t holds columns 8 j + 2 t + e of S (e of 0
+and 1), and needs 16 g + 4 t + b of P (b of 0 to 3): so a description of K in five dimensions permutes the keys of each 16.
 
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
@@ -25,7 +25,7 @@ Barriers, all in shared memory. A phase completes after the listed arrivals and,
 | v_tail (one) | 1 and bytes | as v_full, if a block is partly padding | the loader: it clears that, then arrives at v_full |
 | turn (group) | 1 | group c - 1, its products issued; for group 0 first the program | group c, before it issues its own |
 
-Budget, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:
+Budget of 16 bits, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:
 
 | | 64 | 64, three | 128 | 256 |
 |---|---|---|---|---|

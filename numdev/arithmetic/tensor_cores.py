@@ -13,10 +13,11 @@ out. Results beyond FP32 are infinite; NaN and infinities are as in IEEE 754's s
 
 The rules are those of Khattak & Mikaitis, "Accurate Models of NVIDIA Tensor Cores" (arXiv 2512.07004, with MATLAB models in
 https://github.com/north-numerical-computing/MATLAB-tensor-core), and of Xie et al., "MMA-Sim" (arXiv 2511.10909); both were
-compared with GPUs on random operands. They differ in `floor`, the smallest exponent that terms are aligned to: here the former's, while
-MMA-Sim has -126, also where `c` is 0. What is cut to zero keeps its sign in MMA-Sim and is +0 on an H100, on which `pytest -m gpu
-tests/arithmetic/test_tensor_cores.py` found the bits of these rules: 2^20 sums in each of 120 cases, with ties, cancellations,
-subnormals, NaN and infinities. Before them, on Volta to Hopper: Fasi et al. 2021 (PeerJ CS 7:e330), "FTTN" (arXiv 2403.00232).
+compared with GPUs on random operands. They differ in `floor`, the smallest exponent that terms are aligned to: here the former's,
+while MMA-Sim has -126, also where `c` is 0. What is cut to zero keeps its sign in MMA-Sim and is +0 on an H100, on which `pytest
+-m gpu tests/arithmetic/test_tensor_cores.py` found the bits of these rules: 2^20 sums in each of 120 cases, with ties,
+cancellations, subnormals, NaN and infinities. Before them, on Volta to Hopper: Fasi et al. 2021 (PeerJ CS 7:e330), "FTTN"
+(arXiv 2403.00232).
 """
 
 from __future__ import annotations

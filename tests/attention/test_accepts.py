@@ -233,6 +233,7 @@ def test_instrumented(device: str, precision: Precision, tiling: Tiling, softmax
     assert torch.equal(lse_of(got).isinf(), lse_of(expected).isinf())
 
 
+@pytest.mark.slow
 @several
 @given(
     values(BACKWARD["precision"]),

@@ -198,6 +198,7 @@ def test_the_page_has_the_sentence_and_the_command_that_repeats(certified: Certi
         assert all(text in page.decode() for text in (certificate.sentence(), "only=normal", "<svg"))
 
 
+@pytest.mark.slow
 def test_gradients_are_judged_by_their_own_policy(certified: Certifier) -> None:
     only = ("normal", "sink", "many queries", "untouched", "permuted keys", "range of values")
     gradients = FlashGradients(2048, 2048)  # sums that nothing splits

@@ -138,7 +138,7 @@ class TestBadStudies:
             study(**parts)
 
 
-LONG = ("fig7_full", "fig8_full")  # fig7 and fig8 have as much
+LONG = ("fig7_full", "fig8_full", "validate_backward")  # fig7 and fig8 have as much
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def the_sweep(results: str = "results") -> tuple[str, dict[str, object]]:
     return name, manifest
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_report_a_figure_a_document_and_a_comparison(numdev: Command) -> None:
     assert numdev("measure", *SWEEP).code == 0
     name, manifest = the_sweep()

@@ -16,11 +16,11 @@ class Bias:
     """What is added to the scaled scores, minus infinity for a key that is not seen. Equal where all values are.
 
     Attributes:
-        values: floating, on the CPU; without NaN or infinity.
+        values: `[batch or 1, heads or 1, queries, keys]`, floating, on the CPU; without NaN or infinity.
         source: the same numbers as a tensor of a model that learns them; None where no gradient by them is wanted.
     """
 
-    values: Float[torch.Tensor, "batch_or_1 heads_or_1 queries keys"] = field(repr=False)
+    values: torch.Tensor = field(repr=False)  # its shape is checked below
     source: torch.Tensor | None = field(default=None, repr=False)
     digest: str = field(init=False)
 

@@ -197,6 +197,7 @@ class ForwardAlone:
 Inputs = tuple[Tensor, ...]
 
 
+@runtime_checkable
 class Answer(Protocol):
     """O of q, k and v, and then, once, their gradients of dO."""
 

@@ -81,7 +81,13 @@ LONG = (
 )  # of most of which `test_planted` has as much
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LONG)) for name in TITLES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LONG) + [pytest.mark.slow] * (name == "heads in turn"))
+        for name in TITLES
+    ],
+)
 def test_the_sentence_says_what_is_wrong(certified: Certifier, name: str) -> None:
     torch.manual_seed(SEED)  # of the kernel that draws its order
     certificate = certified(STRUCTURE[name], (*NUMERIC, *MASKED, *SOME_PROBES))

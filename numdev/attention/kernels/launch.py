@@ -330,7 +330,7 @@ class Planned:
             plan = self._prepare(*own, mask, scale)
             if any(x is not y for x, y in zip(own, tensors, strict=True)):
                 run = plan.run
-                plan = plan._replace(run=lambda *given: run(*stored(*given)))
+                plan = plan._replace(run=lambda *own: run(*stored(*own)))
             self._plans[key] = plan
         return plan
 

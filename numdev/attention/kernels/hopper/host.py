@@ -89,8 +89,8 @@ def _laid_out(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, T
     batch, heads, keys, dim = v.shape
     whole = -keys % 16 + keys
     if whole != keys or not k.is_contiguous():
-        k, given = k.new_empty(batch, heads, whole, k.shape[-1]), k
-        k[:, :, :keys].copy_(given)
+        k, source = k.new_empty(batch, heads, whole, k.shape[-1]), k
+        k[:, :, :keys].copy_(source)
     transposed = v.new_empty(batch, heads, dim, whole)[..., :keys]
     transposed.copy_(v.mT)
     for entry, length in zip(transposed.view(torch.uint8), lengths, strict=True):

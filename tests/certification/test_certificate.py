@@ -84,7 +84,9 @@ LONG = (
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.exhaustive] * (name in LONG) + [pytest.mark.slow] * (name == "heads in turn"))
+        pytest.param(
+            name, marks=[pytest.mark.exhaustive] * (name in LONG) + [pytest.mark.slow] * (name in ("heads in turn", "changes q"))
+        )
         for name in TITLES
     ],
 )

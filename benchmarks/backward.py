@@ -150,7 +150,7 @@ def main() -> None:
     lengths = (4096,) if options.quick else (1024, 4096, 16384)
     print(environment(), "TFLOP/s")
     rates = []
-    for dim, causal, n in itertools.product((64, 128), (False, True), lengths):
+    for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths):
         problem = Problem.of(n, dim, causal=causal)
         label = f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} "
         if options.tiles:

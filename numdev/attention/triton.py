@@ -339,7 +339,9 @@ class TritonBackward(Planned, Backward):
                 self.precision, recompute=self.recompute, br=self.br, bc=self.bc, order=order, query_order=order, why=why
             )
         if shape.head_dim not in QUERIES:
-            raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernel has 64 and 128")
+            raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernels have 64, 128 and 256")
+        if shape.head_dim == 256:
+            return KernelArithmetic(self.precision, recompute=self.recompute, tiling=Tiling(64, 64), query_order=Order.FORWARD)
         queries, tiling = shape.queries - hidden_queries(shape.queries, shape.keys, mask), Tiling(QUERIES[shape.head_dim], TILE)
         turns = Turns(None if mask.causal else group_of(math.ceil(queries / TILE)))
         return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=turns)

@@ -57,6 +57,12 @@ HOPPER_BACKWARD = (
     (128, True, True, True, True),
     (64, True, True, True, True),
 )
+# Sum, causal, ragged
+HOPPER_WIDE = (
+    ("dq", True, True),
+    ("dk", True, False),
+    ("dv", True, False),
+)
 
 
 def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, Any], capability: int, options: dict[str, Any]) -> Any:
@@ -203,11 +209,29 @@ def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped:
     return [{"dim": dim, "flags": (causal, masked, padded, grouped)} | needs(kernel, 90)]
 
 
+def hopper_wide(sums: str, causal: bool, ragged: bool) -> list[dict[str, Any]]:
+    """A backward kernel for Hopper GPUs at d = 256."""
+    from triton.experimental.gluon import language as gl
+
+    from numdev.attention.kernels.hopper import wide
+
+    tiles, rows = descriptor(gl.bfloat16, 64, 256), descriptor(gl.float32, 64)
+    types: dict[str, Any] = dict.fromkeys(("d_x1", "d_x2", "d_y1", "d_y2", "d_out"), tiles)
+    halves = sums == "dk" or (sums == "dq" and causal)
+    if halves:
+        types["d_y2"] = descriptor(gl.bfloat16, 64, 128)
+    types |= {"d_lse2": rows, "d_delta": rows, "scale2": "fp32", "scale": "fp32"}
+    values = {"CODE": wide.Code(256, gl.bfloat16, sums, sums == "dv", halves, causal, ragged, 240)}
+    kernel = compile_for(wide.gradient, values, types, 90, {"num_warps": 4})
+    return [{"dim": 256, "sums": sums} | needs(kernel, 90)]
+
+
 KINDS: dict[str, Any] = {
     "portable": (portable_forward, PORTABLE),
     "backward": (portable_backward, BACKWARD),
     "hopper": (hopper, HOPPER),
     "hopper_backward": (hopper_backward, HOPPER_BACKWARD),
+    "hopper_wide": (hopper_wide, HOPPER_WIDE),
 }
 
 
@@ -247,7 +271,7 @@ def test_the_chosen_backward_tiles_fit_and_stay_in_registers() -> None:
             assert not kernel["warnings"] or kernel["dim"] > 128, kernel
 
 
-@pytest.mark.parametrize("kind", ["hopper", "hopper_backward"])
+@pytest.mark.parametrize("kind", ["hopper", "hopper_backward", "hopper_wide"])
 def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_in_flight(kind: str) -> None:
     """Forward, an unaligned causal limit at d = 256, and a second sum of P V, leave a few scalars in memory: none of S, P or O.
 

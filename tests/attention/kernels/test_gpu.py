@@ -93,10 +93,11 @@ def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
             yield from ((replace(FORWARD_HOPPER, br=br), each, mask) for br in ((128, 192) if each[-1] == 64 else (128,)))
         for each in [*sizes, (3, 4, 1, 77, 500, 96)]:
             yield PORTABLE, each, mask
-        for dim in (64, 128):
+        for dim in (64, 128, 256):
             for heads, queries, keys in ((2, 1, 700), (2, 200, 1), (2, 500, 200), (2, 900, 130), (4, 333, 465), (2, 256, 4096)):
                 yield HOPPER, (2, heads, heads // 2, queries, keys, dim), mask
-            for fmt, limited in itertools.product((BF16, FP16), (mask, replace(mask, key_lengths=LENGTHS))):
+            lengths = () if dim == 256 else (replace(mask, key_lengths=LENGTHS),)
+            for fmt, limited in itertools.product((BF16, FP16), (mask, *lengths)):
                 yield replace(HOPPER, forward=Triton(fmt), fmt=fmt), (3, 4, 2, 515, 643, dim), limited
 
 
@@ -108,7 +109,7 @@ def test_against_golden(kernel: Triton | TritonBackward, sizes: Sizes, mask: Mas
         check(kernel, *draw(sizes), mask, "cuda")
         return
     got = check_gradients(kernel, draw_all(sizes), mask, "cuda")
-    assert got.kernel.startswith("numdev hopper backward, one" if kernel.kernel is Kernel.HOPPER else "numdev portable backward ")
+    assert got.kernel.startswith("numdev hopper backward, " if kernel.kernel is Kernel.HOPPER else "numdev portable backward ")
 
 
 @on_hopper
@@ -171,7 +172,7 @@ def test_the_emulation_of_the_hopper_kernel(kernel: Triton, dim: int, mask: Mask
 
 
 @on_hopper
-@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("dim", [64, 128, 256])
 def test_strided_inputs(dim: int) -> None:
     """Tokens before heads, in rows of twice the length: the bits are those of contiguous ones."""
 
@@ -244,7 +245,7 @@ REPEATED: list[tuple[Triton | TritonBackward, Sizes, Mask]] = [
     (PORTABLE, (1, 4, 4, 2048, 2048, 64), CAUSAL),
     *((HOPPER, (3, 4, 2, 515, 643, dim), Mask(causal=True, key_lengths=LENGTHS)) for dim in (64, 128)),
     *((HOPPER, (8, 16, 16, 1024, 1024, dim), Mask()) for dim in (64, 128)),
-    *((HOPPER, (4, 8, 8, 1024, 1024, dim), CAUSAL) for dim in (64, 128)),
+    *((HOPPER, (4, 8, 8, 1024, 1024, dim), CAUSAL) for dim in (64, 128, 256)),
 ]
 
 
@@ -319,10 +320,10 @@ def test_the_rule_names_the_kernel() -> None:
     assert "portable" in Triton(order=Order.FORWARD)(*inputs, Mask()).kernel
     with pytest.raises(Unsupported, match=r"attention\.kernel: .*problem\.window: 9 is not implemented"):
         FORWARD_HOPPER(*inputs, Mask(window=9))
-    for dim in (64, 128):
+    for dim in (64, 128, 256):
         all_inputs, auto = on_gpu((1, 2, 2, 200, 200, dim)), TritonBackward(Triton())
         unread = all_inputs[3][:, :, :1].expand_as(all_inputs[3])  # rows that the copy engine does not read
-        assert auto(*all_inputs, Mask()).kernel.startswith("numdev hopper backward, one kernel ")
+        assert auto(*all_inputs, Mask()).kernel.startswith("numdev hopper backward, ")
         assert auto(*all_inputs, Mask(window=9)).kernel.startswith("numdev portable backward ")
         assert auto(*all_inputs[:3], unread, Mask()).kernel.startswith("numdev portable backward ")
 

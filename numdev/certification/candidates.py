@@ -210,11 +210,11 @@ def saturated(most: float) -> Candidate:
     return Candidate("probabilities", f"P that saturates at {most:.3g}", {"P": partial(torch.clamp, max=most)}, fitted=True)
 
 
-def capped(inverse_square: float) -> Candidate:
-    """Scores with a soft cap, as of models that are trained with one; their error is about linear in the parameter."""
+def capped(place: str, inverse_square: float) -> Candidate:
+    """Scores, before or after their scale, with a soft cap, as of models that are trained with one; their error is about linear in the parameter."""
     most = max(abs(inverse_square), 1e-12) ** -0.5  # a fit may step below 0
-    change = {"scaled scores": lambda s: most * (s / most).tanh()}
-    return Candidate("scores", f"scores with a soft cap of {most:.3g}", change, fitted=True)
+    change = {place: lambda s: most * (s / most).tanh()}
+    return Candidate("scores", f"{place} with a soft cap of {most:.3g}", change, fitted=True)
 
 
 def limited(most: float) -> Candidate:

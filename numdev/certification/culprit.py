@@ -214,8 +214,10 @@ class Search:
         return sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases)
 
     def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
-        is_explained = all(self.share(hypothesis, name, cases) > _EXPLAINED for name in self.errs)
-        return is_explained and self.left(hypothesis, cases) < _SETTLED
+        """What explains a few cases, on which P may be 0, has to explain all."""
+        views = (cases, self.light) if cases is self.few else (cases,)
+        is_explained = all(self.share(hypothesis, name, each) > _EXPLAINED for each in views for name in self.errs)
+        return is_explained and all(self.left(hypothesis, each) < _SETTLED for each in views)
 
     def within(self, ranked: Sequence[Hypothesis], cases: Sequence[Compared], margin: float) -> list[Hypothesis]:
         """Those that are nearly as good as the first."""
@@ -327,10 +329,10 @@ class Search:
             fits += [(candidates.saturated, (_START,), 1.0, _LEAST_FACTOR, cases)] * bool(self.of_pass is FORWARD and self.errs)
         scales = tuple(of_scales.values())
         fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
-        fits += [(candidates.capped, (_CAP,), 0.0, _LEAST_FIT, telling)]
+        fits += [(partial(candidates.capped, place), (_CAP,), 0.0, _LEAST_FIT, telling) for place in ("scaled scores", "scores")]
+        of_log_2 = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
+        fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in of_log_2]
         if self.errs:
-            of_log_2 = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
-            fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in of_log_2]
             limits: list[Callable[..., Candidate]] = [partial(candidates.clamped, masked) for masked in (False, True)]
             for make, starts in (*((each, _CLAMPS) for each in limits), (candidates.limited, _LIMITS)):
                 (_, best) = min((self.score((make(each), ONE_TILE[0]), telling), each) for each in starts)
@@ -350,7 +352,10 @@ class Search:
             yield candidates.curved(title, views is cases, range(KEYS), TERMS, *factors)
         make = partial(candidates.curved, next(iter(CURVES)), False)
         of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad)
-        sizes = torch.tensor(of_keys).view(_FEW_TERMS, KEYS).norm(dim=0)
+        terms = torch.tensor(of_keys).view(_FEW_TERMS, KEYS)
+        if "lse" not in self.outputs:
+            terms[0] -= terms[0].mean()  # of a factor of all keys, which only an LSE shows
+        sizes = terms.norm(dim=0)
         keys = (sizes > sizes.max() / 2).nonzero().flatten().tolist()
         if 0 < len(keys) <= _PATTERN:
             make = partial(make, keys, TERMS)

@@ -52,6 +52,7 @@ _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_FIT, _LEAST_FACTOR = 1e-6, 1e-3  # by which a parameter that is fitted, and a factor of results, is off
+_REFINED = 6  # candidates that are fitted again in their layout
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
@@ -169,6 +170,7 @@ class Search:
 
     def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
         self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
+        self.parameters = dict[Candidate, tuple[Callable[..., Candidate], tuple[float, ...]]]()
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
@@ -273,7 +275,7 @@ class Search:
             example = Layout(2 * _FEW_KEYS, splits=3)
             idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
             wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
-        ranked = self.in_layouts(ranked, wide, pool, groups)
+        ranked = self.refined(self.in_layouts(ranked, wide, pool, groups))
         return self.combined(ranked, self.few) if self.errs else ranked
 
     def in_layouts(
@@ -340,7 +342,7 @@ class Search:
         for make, start, none, least, views in fits:
             values = self.fitted(make, start, views)
             if max(abs(value - none) for value in values) > least:
-                yield make(*values)
+                yield self.made(make, values)
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha.
@@ -349,7 +351,7 @@ class Search:
         """
         for title, views in product(CURVES, (self.light[:_TELLING], cases)):
             factors = self.fitted(partial(candidates.curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
-            yield candidates.curved(title, views is cases, range(KEYS), TERMS, *factors)
+            yield self.made(partial(candidates.curved, title, views is cases, range(KEYS), TERMS), factors)
         make = partial(candidates.curved, next(iter(CURVES)), False)
         of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad)
         terms = torch.tensor(of_keys).view(_FEW_TERMS, KEYS)
@@ -359,9 +361,27 @@ class Search:
         keys = (sizes > sizes.max() / 2).nonzero().flatten().tolist()
         if 0 < len(keys) <= _PATTERN:
             make = partial(make, keys, TERMS)
-            yield make(*self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
+            yield self.made(make, self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
 
-    def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
+    def made(self, make: Callable[..., Candidate], values: tuple[float, ...]) -> Candidate:
+        candidate = make(*values)
+        self.parameters[candidate] = make, values
+        return candidate
+
+    def refined(self, ranked: list[Hypothesis]) -> list[Hypothesis]:
+        """With what was fitted in one tile fitted again in its best layout, in which the roundings are those of the kernel."""
+        layouts = dict[Candidate, Layout]()
+        for candidate, layout in ranked:
+            if candidate in self.parameters:
+                layouts.setdefault(candidate, layout)
+        for candidate, layout in [*layouts.items()][:_REFINED] if not self.is_settled(ranked[0], self.few) else ():
+            make, values = self.parameters[candidate]
+            ranked = [*ranked, (self.made(make, self.fitted(make, values, self.light[:_TELLING], layout)), layout)]
+        return self.best(ranked, self.few)
+
+    def fitted(
+        self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared], layout: Layout = ONE_TILE[0]
+    ) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
 
         The LSE tells most, if it errs, since nothing is rounded to few bits after it. Of a curve of each key it tells too little,
@@ -377,7 +397,7 @@ class Search:
         def left(x: Tensor, policy: Any) -> Tensor:
             parts, changes = [], make(*x.tolist()).changes
             for case in cases:
-                rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, ONE_TILE[0], changes))))
+                rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, layout, changes))))
                 parts += [((case.own[name] - rows[name]) / case.errors[name]).flatten() for name in outputs]
             return torch.cat([*parts, ridge * (x - begin)]).nan_to_num(0.0, 0.0, 0.0)
 
@@ -393,7 +413,7 @@ class Search:
         candidate, layout = hypothesis
         least = min(self.share(hypothesis, name, self.cases) for name in self.errs or self.outputs)
         about = f"{candidate.step}={candidate.title}", candidate.title, self.score(hypothesis, self.cases), least
-        return Rank(*about, least > _EXPLAINED, str(layout), candidate.permitted)
+        return Rank(*about, least > (_SURE if candidate.fitted else _EXPLAINED), str(layout), candidate.permitted)
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Steps in formats of 16 bits that leave more than the declared policy wherever they round, and the others."""

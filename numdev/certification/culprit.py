@@ -58,9 +58,9 @@ _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
 _CLAMPS, _LIMITS = tuple(map(float, range(-20, -1, 2))), (1.0, 2.0, 4.0, 8.0, 16.0)  # of an exponential's argument, of scores
 _FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
-Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
-Fit = tuple[Callable[..., Candidate], tuple[float, ...], float, float, Sequence["Compared"]]
+Make = Callable[..., Candidate]
+Fit = tuple[Make, tuple[float, ...], float, float, Sequence["Compared"]]
 """A family, its parameters at first and where it changes nothing, by how much these differ, and the cases that tell."""
 
 
@@ -170,7 +170,7 @@ class Search:
 
     def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
         self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
-        self.parameters = dict[Candidate, tuple[Callable[..., Candidate], tuple[float, ...]]]()
+        self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
@@ -325,20 +325,21 @@ class Search:
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
         telling, of_scales = self.light[:_TELLING], {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
-        fits: list[Fit] = []
-        if "lse" not in self.errs:  # which none of these changes
-            fits += [(partial(candidates.off, name), (_START,), 1.0, _LEAST_FACTOR, cases) for name in self.errs]
-            fits += [(candidates.saturated, (_START,), 1.0, _LEAST_FACTOR, cases)] * bool(self.of_pass is FORWARD and self.errs)
+        of_results: list[Make] = [partial(candidates.off, name) for name in self.errs if "lse" not in self.errs]  # it has none
+        of_results += [partial(candidates.limited, "P")] if of_results and self.of_pass is FORWARD else []
+        fits: list[Fit] = [(make, (_START,), 1.0, _LEAST_FACTOR, cases) for make in of_results]
         scales = tuple(of_scales.values())
         fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
-        fits += [(partial(candidates.capped, place), (_CAP,), 0.0, _LEAST_FIT, telling) for place in ("scaled scores", "scores")]
-        of_log_2 = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
-        fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in of_log_2]
+        of_scores: list[tuple[Make, Sequence[float]]] = [
+            *((partial(candidates.capped, place), (_CAP,)) for place in ("scaled scores", "scores")),
+            *((partial(candidates.reduced, whole), (0.0,)) for whole in (torch.floor, torch.round)),
+        ]
         if self.errs:
-            limits: list[Callable[..., Candidate]] = [partial(candidates.clamped, masked) for masked in (False, True)]
-            for make, starts in (*((each, _CLAMPS) for each in limits), (candidates.limited, _LIMITS)):
-                (_, best) = min((self.score((make(each), ONE_TILE[0]), telling), each) for each in starts)
-                fits += [(make, (best,), 0.0, _LEAST_FIT, telling)]
+            of_scores += [(partial(candidates.clamped, masked), _CLAMPS) for masked in (False, True)]
+            of_scores += [(partial(candidates.limited, "scaled scores"), _LIMITS)]
+        for make, starts in of_scores:
+            (_, best) = min((self.score((make(each), ONE_TILE[0]), telling) if starts[1:] else 0.0, each) for each in starts)
+            fits += [(make, (best,), 0.0, _LEAST_FIT, telling)]
         for make, start, none, least, views in fits:
             values = self.fitted(make, start, views)
             if max(abs(value - none) for value in values) > least:
@@ -363,7 +364,7 @@ class Search:
             make = partial(make, keys, TERMS)
             yield self.made(make, self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
 
-    def made(self, make: Callable[..., Candidate], values: tuple[float, ...]) -> Candidate:
+    def made(self, make: Make, values: tuple[float, ...]) -> Candidate:
         candidate = make(*values)
         self.parameters[candidate] = make, values
         return candidate
@@ -380,7 +381,7 @@ class Search:
         return self.best(ranked, self.few)
 
     def fitted(
-        self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared], layout: Layout = ONE_TILE[0]
+        self, make: Make, start: Sequence[float], cases: Sequence[Compared], layout: Layout = ONE_TILE[0]
     ) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
 
@@ -447,7 +448,7 @@ def _limit(name: str) -> float:
     return _ERRS_LSE if name == "lse" else _ERRS
 
 
-def find(results: Results) -> Culprit:
+def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     """The culprit of the results of a kernel, but for those that are not finite."""
     every = [Compared(known, outputs) for known, outputs in results]
     finite = [case for case in every if all(bool(x.isfinite().all()) for x in case.own.values())]

@@ -373,7 +373,7 @@ class Search:
         """With what was fitted in one tile fitted again in its best layout, in which the roundings are those of the kernel."""
         layouts = dict[Candidate, Layout]()
         for candidate, layout in ranked:
-            if candidate in self.parameters:
+            if candidate in self.parameters and self.left((candidate, layout), self.few) < -_ALIKE:  # it explains something
                 layouts.setdefault(candidate, layout)
         for candidate, layout in [*layouts.items()][:_REFINED] if not self.is_settled(ranked[0], self.few) else ():
             make, values = self.parameters[candidate]

@@ -81,11 +81,6 @@ def _ramp(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> N
     _null(x, scale, cast, generator)
 
 
-def _tiny(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
-    """V below the normal numbers of FP16, and exact in BF16 and FP32 by its scale of a power of two."""
-    x["v"] = x["v"] * 2.0**-20
-
-
 @dataclass(frozen=True)
 class Case:
     """A kind of inputs."""
@@ -135,7 +130,8 @@ CASES = (
     Case("ramp", "rescales in either order of the tiles", change=_ramp, names=True),
     Case("long", "sums over many tiles", queries=16, keys=6000, change=_ramp, names=True),
     Case("many queries", "sums over many tiles of queries", queries=1000, keys=72, names=True),
-    Case("tiny values", "flushed or saturated values", change=_tiny),
+    # V below the normal numbers of FP16, and exact in BF16 and FP32 by its scale of a power of two
+    Case("tiny values", "flushed or saturated values", change=lambda x, *_: x.update(v=x["v"] * 2.0**-20)),
     replace(_SMALL, name="causal", shows="the causal limit", mask=Mask(causal=True), names=True),
     replace(_SMALL, name="tall causal", shows="more queries than keys", queries=150, keys=70, mask=Mask(causal=True), names=True),
     replace(_SMALL, name="window", shows="the limits of a window", mask=Mask(causal=True, window=40), names=True),

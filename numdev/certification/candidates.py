@@ -205,22 +205,17 @@ def scaled(scales: Iterable[float], factors: Sequence[float]) -> Candidate:
     return Candidate("scale", f"a scale of the scores off by {percent:+.2g} %", change, fitted=True)
 
 
-def saturated(most: float) -> Candidate:
-    """P no larger than a number, as in a format that a factor takes to its end."""
-    return Candidate("probabilities", f"P that saturates at {most:.3g}", {"P": partial(torch.clamp, max=most)}, fitted=True)
-
-
-def capped(inverse_square: float) -> Candidate:
-    """Scores with a soft cap, as of models that are trained with one; their error is about linear in the parameter."""
+def capped(place: str, inverse_square: float) -> Candidate:
+    """Scores, before or after their scale, with a soft cap; their error is about linear in the parameter."""
     most = max(abs(inverse_square), 1e-12) ** -0.5  # a fit may step below 0
-    change = {"scaled scores": lambda s: most * (s / most).tanh()}
-    return Candidate("scores", f"scores with a soft cap of {most:.3g}", change, fitted=True)
+    change = {place: lambda s: most * (s / most).tanh()}
+    return Candidate("scores", f"{place} with a soft cap of {most:.3g}", change, fitted=True)
 
 
-def limited(most: float) -> Candidate:
-    """Scores no larger than a number."""
-    change = {"scaled scores": partial(torch.clamp, max=most)}
-    return Candidate("scores", f"scores of at most {most:.3g}", change, fitted=True)
+def limited(place: str, most: float) -> Candidate:
+    """P no larger than a number, as in a format that a factor takes to its end; or scores."""
+    step, title = {"P": ("probabilities", "P that saturates at"), "scaled scores": ("scores", "scores of at most")}[place]
+    return Candidate(step, f"{title} {most:.3g}", {place: partial(torch.clamp, max=most)}, fitted=True)
 
 
 def off(name: str, factor: float) -> Candidate:
@@ -321,11 +316,6 @@ def _accumulations() -> Iterator[Candidate]:
         yield Candidate("row_sum", f"{title}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
 
 
-def _centred(x: Tensor, **_: object) -> Tensor:
-    mean = x.mean(-2, keepdim=True)
-    return mean + Stored(BF16)(x - mean)
-
-
 def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
     """A tensor with a number in one place of a dimension, if that is so long."""
     return x if place >= x.shape[dim] else x.index_fill(dim, torch.tensor(place % x.shape[dim]), value)
@@ -384,11 +374,6 @@ def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
     return flushed
 
 
-def _unless(alpha: Tensor, least: float) -> Tensor:
-    """Only small factors, others become 1."""
-    return alpha.masked_fill(alpha > least, 1.0)
-
-
 def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
     """Some tiles of V in the buffer of those so many before, which is not filled again, or with 0 each row of the one before."""
     moved = v.flatten(-3, -2).roll(by * v.shape[-2] or 1, -2).unflatten(-2, v.shape[-3:-1])
@@ -400,7 +385,7 @@ def _without_partial(tiles: Tensor) -> Tensor:
 
 
 _FORWARD_FAULTS = (
-    Candidate("k", "K less its mean in BF16", {"K": _centred}),
+    Candidate("k", "K less its mean in BF16", {"K": lambda x, **_: (mean := x.mean(-2, keepdim=True)) + Stored(BF16)(x - mean)}),
     Candidate("maximum", "a maximum that stays that of the first tile", {"threshold": lambda _: math.inf}),
     Candidate("maximum", "P with the maximum of the tile before", {"the m of P": lambda x: x[..., [0, *range(x.shape[-1] - 1)]]}),
     Candidate("row_sum", "one more key, of score 0 and value 0", {"results": _with_a_sink}),
@@ -467,9 +452,11 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
             for word, how in _MERGES.items():
                 yield Candidate("splits", f"{what} {places}, merged {word}", {"merge": partial(merge, **how)})
     for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
-        missed = {f"every rescale of {what} missed": torch.ones_like}
+        missed: dict[str, Change] = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):
-            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = partial(_unless, least=2.0**-power)
+            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = lambda x, least=2.0**-power: x.masked_fill(
+                x > least, 1.0
+            )
         for tile in range(1, _LATE):
             missed[f"a rescale of {what} missed, at tile {tile}"] = partial(_with, dim=-1, place=tile, value=1.0)
         yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())

@@ -52,14 +52,15 @@ _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
 _LEAST_FIT, _LEAST_FACTOR = 1e-6, 1e-3  # by which a parameter that is fitted, and a factor of results, is off
+_REFINED = 6  # candidates that are fitted again in their layout
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
 _CLAMPS, _LIMITS = tuple(map(float, range(-20, -1, 2))), (1.0, 2.0, 4.0, 8.0, 16.0)  # of an exponential's argument, of scores
 _FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
-Results = Sequence[tuple[Known, Tensors]]
 Hypothesis = tuple[Candidate, Layout]
-Fit = tuple[Callable[..., Candidate], tuple[float, ...], float, float, Sequence["Compared"]]
+Make = Callable[..., Candidate]
+Fit = tuple[Make, tuple[float, ...], float, float, Sequence["Compared"]]
 """A family, its parameters at first and where it changes nothing, by how much these differ, and the cases that tell."""
 
 
@@ -169,6 +170,7 @@ class Search:
 
     def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
         self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
+        self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
@@ -214,8 +216,10 @@ class Search:
         return sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases)
 
     def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
-        is_explained = all(self.share(hypothesis, name, cases) > _EXPLAINED for name in self.errs)
-        return is_explained and self.left(hypothesis, cases) < _SETTLED
+        """What explains a few cases, on which P may be 0, has to explain all."""
+        views = (cases, self.light) if cases is self.few else (cases,)
+        is_explained = all(self.share(hypothesis, name, each) > _EXPLAINED for each in views for name in self.errs)
+        return is_explained and all(self.left(hypothesis, each) < _SETTLED for each in views)
 
     def within(self, ranked: Sequence[Hypothesis], cases: Sequence[Compared], margin: float) -> list[Hypothesis]:
         """Those that are nearly as good as the first."""
@@ -271,7 +275,7 @@ class Search:
             example = Layout(2 * _FEW_KEYS, splits=3)
             idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
             wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
-        ranked = self.in_layouts(ranked, wide, pool, groups)
+        ranked = self.refined(self.in_layouts(ranked, wide, pool, groups))
         return self.combined(ranked, self.few) if self.errs else ranked
 
     def in_layouts(
@@ -321,24 +325,25 @@ class Search:
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
         telling, of_scales = self.light[:_TELLING], {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
-        fits: list[Fit] = []
-        if "lse" not in self.errs:  # which none of these changes
-            fits += [(partial(candidates.off, name), (_START,), 1.0, _LEAST_FACTOR, cases) for name in self.errs]
-            fits += [(candidates.saturated, (_START,), 1.0, _LEAST_FACTOR, cases)] * bool(self.of_pass is FORWARD and self.errs)
+        of_results: list[Make] = [partial(candidates.off, name) for name in self.errs if "lse" not in self.errs]  # it has none
+        of_results += [partial(candidates.limited, "P")] if of_results and self.of_pass is FORWARD else []
+        fits: list[Fit] = [(make, (_START,), 1.0, _LEAST_FACTOR, cases) for make in of_results]
         scales = tuple(of_scales.values())
         fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
-        fits += [(candidates.capped, (_CAP,), 0.0, _LEAST_FIT, telling)]
+        of_scores: list[tuple[Make, Sequence[float]]] = [
+            *((partial(candidates.capped, place), (_CAP,)) for place in ("scaled scores", "scores")),
+            *((partial(candidates.reduced, whole), (0.0,)) for whole in (torch.floor, torch.round)),
+        ]
         if self.errs:
-            of_log_2 = [partial(candidates.reduced, whole) for whole in (torch.floor, torch.round)]
-            fits += [(make, (0.0,), 0.0, _LEAST_FIT, telling) for make in of_log_2]
-            limits: list[Callable[..., Candidate]] = [partial(candidates.clamped, masked) for masked in (False, True)]
-            for make, starts in (*((each, _CLAMPS) for each in limits), (candidates.limited, _LIMITS)):
-                (_, best) = min((self.score((make(each), ONE_TILE[0]), telling), each) for each in starts)
-                fits += [(make, (best,), 0.0, _LEAST_FIT, telling)]
+            of_scores += [(partial(candidates.clamped, masked), _CLAMPS) for masked in (False, True)]
+            of_scores += [(partial(candidates.limited, "scaled scores"), _LIMITS)]
+        for make, starts in of_scores:
+            (_, best) = min((self.score((make(each), ONE_TILE[0]), telling) if starts[1:] else 0.0, each) for each in starts)
+            fits += [(make, (best,), 0.0, _LEAST_FIT, telling)]
         for make, start, none, least, views in fits:
             values = self.fitted(make, start, views)
             if max(abs(value - none) for value in values) > least:
-                yield make(*values)
+                yield self.made(make, values)
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha.
@@ -347,16 +352,37 @@ class Search:
         """
         for title, views in product(CURVES, (self.light[:_TELLING], cases)):
             factors = self.fitted(partial(candidates.curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
-            yield candidates.curved(title, views is cases, range(KEYS), TERMS, *factors)
+            yield self.made(partial(candidates.curved, title, views is cases, range(KEYS), TERMS), factors)
         make = partial(candidates.curved, next(iter(CURVES)), False)
         of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad)
-        sizes = torch.tensor(of_keys).view(_FEW_TERMS, KEYS).norm(dim=0)
+        terms = torch.tensor(of_keys).view(_FEW_TERMS, KEYS)
+        if "lse" not in self.outputs:
+            terms[0] -= terms[0].mean()  # of a factor of all keys, which only an LSE shows
+        sizes = terms.norm(dim=0)
         keys = (sizes > sizes.max() / 2).nonzero().flatten().tolist()
         if 0 < len(keys) <= _PATTERN:
             make = partial(make, keys, TERMS)
-            yield make(*self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
+            yield self.made(make, self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
 
-    def fitted(self, make: Callable[..., Candidate], start: Sequence[float], cases: Sequence[Compared]) -> tuple[float, ...]:
+    def made(self, make: Make, values: tuple[float, ...]) -> Candidate:
+        candidate = make(*values)
+        self.parameters[candidate] = make, values
+        return candidate
+
+    def refined(self, ranked: list[Hypothesis]) -> list[Hypothesis]:
+        """With what was fitted in one tile fitted again in its best layout, in which the roundings are those of the kernel."""
+        layouts = dict[Candidate, Layout]()
+        for candidate, layout in ranked:
+            if candidate in self.parameters and self.left((candidate, layout), self.few) < -_ALIKE:  # it explains something
+                layouts.setdefault(candidate, layout)
+        for candidate, layout in [*layouts.items()][:_REFINED] if not self.is_settled(ranked[0], self.few) else ():
+            make, values = self.parameters[candidate]
+            ranked = [*ranked, (self.made(make, self.fitted(make, values, self.light[:_TELLING], layout)), layout)]
+        return self.best(ranked, self.few)
+
+    def fitted(
+        self, make: Make, start: Sequence[float], cases: Sequence[Compared], layout: Layout = ONE_TILE[0]
+    ) -> tuple[float, ...]:
         """The parameters that leave least, by least squares with the slopes that there are without roundings.
 
         The LSE tells most, if it errs, since nothing is rounded to few bits after it. Of a curve of each key it tells too little,
@@ -372,7 +398,7 @@ class Search:
         def left(x: Tensor, policy: Any) -> Tensor:
             parts, changes = [], make(*x.tolist()).changes
             for case in cases:
-                rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, ONE_TILE[0], changes))))
+                rows = case.rows(some_rows(of_pass.simulated(Simulation(case.inputs, policy, layout, changes))))
                 parts += [((case.own[name] - rows[name]) / case.errors[name]).flatten() for name in outputs]
             return torch.cat([*parts, ridge * (x - begin)]).nan_to_num(0.0, 0.0, 0.0)
 
@@ -388,7 +414,7 @@ class Search:
         candidate, layout = hypothesis
         least = min(self.share(hypothesis, name, self.cases) for name in self.errs or self.outputs)
         about = f"{candidate.step}={candidate.title}", candidate.title, self.score(hypothesis, self.cases), least
-        return Rank(*about, least > _EXPLAINED, str(layout), candidate.permitted)
+        return Rank(*about, least > (_SURE if candidate.fitted else _EXPLAINED), str(layout), candidate.permitted)
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Steps in formats of 16 bits that leave more than the declared policy wherever they round, and the others."""
@@ -422,7 +448,7 @@ def _limit(name: str) -> float:
     return _ERRS_LSE if name == "lse" else _ERRS
 
 
-def find(results: Results) -> Culprit:
+def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     """The culprit of the results of a kernel, but for those that are not finite."""
     every = [Compared(known, outputs) for known, outputs in results]
     finite = [case for case in every if all(bool(x.isfinite().all()) for x in case.own.values())]

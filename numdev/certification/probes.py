@@ -70,10 +70,6 @@ def _last_head(x: Inputs) -> list[Tensors]:
     return [{"k": torch.cat([x["k"][:, :-1], torch.full_like(x["k"][:, -1:], math.nan)], 1)}]
 
 
-def _transposed(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
-
-
 def _inside(x: Tensor) -> Tensor:
     """Within a larger tensor."""
     wider = x.new_full((*x.shape[:2], x.shape[2] + 2, *(size + 8 for size in x.shape[3:])), math.nan)
@@ -216,7 +212,11 @@ class Probed:
 PROBES = (
     Probe("untouched", "A call changes neither its inputs nor what lies beside them.", check=_untouched),
     Probe("same bits", "Two calls return the same bits, in another stream too.", check=_same_bits),
-    Probe("layouts", "The result does not depend on the strides of the inputs.", places=(_transposed, _inside)),
+    Probe(
+        "layouts",
+        "The result does not depend on the strides of the inputs.",
+        places=(lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), _inside),
+    ),
     Probe("slices", "A head, a batch entry or a few queries alone give what they give together.", _slices, "grouped heads"),
     Probe("values of one", "With v = 1 the output is 1.", lambda x: [{"v": torch.ones_like(x["v"])}], only=FORWARD),
     Probe("permuted keys", "The order of the keys does not matter.", _permuted),

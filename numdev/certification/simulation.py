@@ -119,7 +119,7 @@ class Stored:
             return MICROSCALED[f"{self}".lower()].along(x, dim)
         if not self.each:
             never = x.isneginf()
-            return cast(x.masked_fill(never, 0.0) * self.factor).div_(self.factor).masked_fill(never, NEVER)
+            return cast.apply_(x.masked_fill(never, 0.0).mul_(self.factor)).div_(self.factor).masked_fill_(never, NEVER)
         rows, columns = self.size or (WHOLE if self.each == "head" else rows, x.shape[-1])
         flat = pad(x.reshape(*x.shape[:2], -1, x.shape[-1]), (0, -x.shape[-1] % columns))
         tiles = flat.unflatten(-1, (-1, columns)).movedim(-2, 2)

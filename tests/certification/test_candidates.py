@@ -20,8 +20,8 @@ from tests.certification.forward_kernels import PRECISION
 FITTED = {
     "argument of exp at least -6": clamped(False, -6.0),
     "argument of exp2 at least -13": clamped(False, -13 * math.log(2)),
-    "S clamped at 2": limited(2.0),
-    "S capped by tanh": capped(10.0**-2),
+    "S clamped at 2": limited("scaled scores", 2.0),
+    "S capped by tanh": capped("scaled scores", 10.0**-2),
     "ln 2 in BF16": reduced(torch.round, 0.69140625 / math.log(2) - 1),
     "ln 2 in FP16, rounded down": reduced(torch.floor, 0.693359375 / math.log(2) - 1),
 }

@@ -128,7 +128,7 @@ def _roundings(steps: Mapping[str, tuple[str, ...]], inputs: Sequence[str], decl
     for step, places in ((step, each) for step, every in steps.items() for each in every):
         own = getattr(declared, step).to if step in OF_POLICY else FP32
         formats = [Stored(fmt) for fmt in dict.fromkeys((output, BF16, FP16, FP32)) if fmt != own]
-        formats += [_TRUNCATED] if "sum" in places or "accumulator" in places else []
+        formats += [_TRUNCATED] if any(word in places for word in ("sum", "accumulator", "scores")) else []
         yield from _rounded(step, places, (*formats, truncated, *_IN_8_BITS.get(places, ())), own)
     powers = [Stored(FP16, 2.0**power) for power in (0, -6, -8, -10, -12)]
     through = (Stored(BF16), *powers, truncated, Stored(E4M3FN), *_BY_TOKENS)
@@ -384,6 +384,11 @@ def _without_partial(tiles: Tensor) -> Tensor:
     return _with(tiles, -2, -1, NEVER) if bool(tiles[..., -1, -1].isneginf().all()) else tiles
 
 
+def _without_rows(p: Tensor, delta: Tensor, *_: object, rows: int) -> tuple[Tensor, Tensor]:
+    first = p.shape[-2] // rows * rows or p.shape[-2]
+    return p.masked_fill((torch.arange(p.shape[-2]) >= first)[:, None], 0.0), delta
+
+
 _FORWARD_FAULTS = (
     Candidate("k", "K less its mean in BF16", {"K": lambda x, **_: (mean := x.mean(-2, keepdim=True)) + Stored(BF16)(x - mean)}),
     Candidate("maximum", "a maximum that stays that of the first tile", {"threshold": lambda _: math.inf}),
@@ -416,6 +421,12 @@ _FORWARD_FAULTS = (
 _BACKWARD_FAULTS = (
     Candidate("tile", "a last tile of keys left out", {"the tiles of dQ": lambda starts: starts[:-1] or starts}),
     Candidate("tile", "a last tile of queries left out", {f"the tiles of {x}": lambda at: at[:-1] or at for x in ("dK", "dV")}),
+    *(
+        Candidate(
+            "tile", f"a last partial tile of {rows} queries left out, of dQ too", {"of rows": partial(_without_rows, rows=rows)}
+        )
+        for rows in (16, 32, 64, 128)
+    ),
     Candidate("delta", "dS without delta", {"delta": lambda x: 0 * x}),
     Candidate("delta", "delta added to dP", {"delta": lambda x: -x}),
     Candidate("lse", "an LSE that is taken for one in base 2", {"the LSE that is read": lambda x: x / LOG2_E}),
@@ -440,6 +451,7 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield _by_table(2**bits, torch.round, "")
         yield _by_table(2**bits, torch.floor, ", truncated")
     yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_of_two_bases(), *_accumulations())
+    yield Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255})
     for power in _POWERS:
         title, flushed = f"below 2^-{power} flushed", partial(_flushed, least=2.0**-power)
         yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})

@@ -41,6 +41,8 @@ DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
 """Seeds at first, and at most for what these do not decide; sizes of heads."""
 
 
+_FEW = 3  # cases that fail, which are named where no candidate explains the error
+
 @dataclass(frozen=True)
 class CaseReport:
     """A case: what it shows, its figures, and how conditioned it is."""
@@ -131,7 +133,10 @@ class Certificate:
         if self.culprit is None:
             return "Every probe holds." if all(probe.outcome == "holds" for probe in self.probes) else "No probe fails."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
-        return f"It {self.culprit.sentence(fails=self._errs)}{tiles}."
+        few = [case for case in self.cases if case.verdict is Verdict.FAIL][: _FEW + 1]
+        is_local = self._errs and not self.culprit.is_explained and 0 < len(few) <= _FEW
+        where = f", on {' and '.join(f'{case.name} ({case.shows})' for case in few)} alone" if is_local else ""
+        return f"It {self.culprit.sentence(fails=self._errs)}{tiles}{where}."
 
     @property
     def about(self) -> str:

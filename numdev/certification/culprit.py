@@ -319,7 +319,9 @@ class Search:
         layouts = UNSPLIT if self.of_pass is FORWARD else ONE_TILE[:1]
         unknown = product(candidates.unknown_errors(precision, self.outputs), layouts)
         ranked = of_steps(self.with_variants(unknown, self.broad))
+        others = min(self.share(ranked[0], name, self.cases) for name in self.outputs)
         is_sure = self.rank(ranked[0]).explained > _SURE and len(self.within(ranked, self.broad, _NEAR)) == 1
+        is_sure = is_sure and others > _EXPLAINED
         return ranked if is_sure else []
 
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
@@ -427,7 +429,8 @@ class Search:
 
     def shows(self, hypothesis: Hypothesis) -> bool:
         """Whether a layout can be told from most others."""
-        scores = [self.score((hypothesis[0], each), self.broad) for each in self.layouts[0]]
+        alike = [replace(each, scheme=hypothesis[1].scheme) for each in self.layouts[0] if each.bc != WHOLE]
+        scores = [self.score((hypothesis[0], each), self.broad) for each in alike]
         return 2 * sum(score <= self.score(hypothesis, self.broad) + _NEAR for score in scores) < len(scores)
 
 

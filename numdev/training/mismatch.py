@@ -44,7 +44,7 @@ from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Column, Record, Use
 from numdev.settings import declared, held, setting
 from numdev.training import models
-from numdev.training.attend import ForwardAlone, attend
+from numdev.training.attend import ForwardAlone, attend, trainable
 from numdev.training.run import Run, deterministic
 from numdev.training.rung import Numerics, Rung
 from numdev.training.state import model_of
@@ -112,6 +112,11 @@ class Engine:
         """With some operations as another engine has them."""
         return replace(self, **{name: getattr(other, name) for one in operations for name in EXCHANGED[one]})
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
+        """See `numdev.training.attend.Trainable`: no addition inside of attention is one of the model's."""
+        with torch._C.DisableTorchFunction():
+            return trainable(self.attention).attend(q, k, v, mask, scale)
+
     @torch.no_grad()
     def log_probabilities(
         self, model: models.LanguageModel, tokens: Int[Tensor, "sequences tokens"], kept: dict[Any, Tensor] | None = None
@@ -120,7 +125,7 @@ class Engine:
 
         The model's tensors between operations are in its dtype, which holds every number of the operations' formats.
         """
-        with _Exchange(self, {} if kept is None else kept) as exchange, attend(self.attention) as seen:
+        with attend(self) as seen, _Exchange(self, {} if kept is None else kept):
             h = model.hidden(tokens[:, :-1])
         seen.require()
         inputs = self.logprob.round_inputs(h.flatten(0, 1), model.out.weight, tokens[:, 1:].flatten().double())

@@ -113,7 +113,9 @@ def explained_operation(name: str) -> str:
     nodes |= {f"{name}={option}": name for option in own.options(name)}
     for title, group in nodes.items():
         leaf = own.leaf(name, title.partition("=")[2]) if "=" in title else values
-        rows = [(f"{group}.preset={values.get('precision.preset')}", "of all steps; those below change one")] * (group == "precision")
+        rows = [(f"{group}.preset={values.get('precision.preset')}", "of all steps; those below change one")] * (
+            group == "precision"
+        )
         rows += [
             (f"{group}.{one.name}={written(leaf[f'{group}.{one.name}'])}", f"{one.unit}: {one.text}".removeprefix(": "))
             for one in declared(located(leaf[f"{group}._target_"]))

@@ -134,7 +134,9 @@ class Torch(InDtype):
     call: Call = setting(
         Call.MM, "which of torch's products: mm, bmm, einsum, vectors (a product for each row), or scaled, FP8 on a GPU"
     )
-    splits: int = setting(1, "contiguous ranges of products, whose sums in FP32 are added up; of several all but c is in FP32", "count")
+    splits: int = setting(
+        1, "contiguous ranges of products, whose sums in FP32 are added up; of several all but c is in FP32", "count"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,16 +1,17 @@
 """Log-probabilities of one model by two engines, a trainer and a sampler, and which operation makes their difference: `mismatch`.
 
 An engine says by which implementation each operation of the model is computed. The model is not changed: calls are exchanged as
-`attend` exchanges attention. Both engines see the same held-out tokens (teacher forcing). With `D_t = log p_trainer - log p_sampler`
-of token t and `v(S)` the variance over tokens of D where the operations S are computed as the sampler does and all others as the
-trainer does, the full factorial design over k operations (Box, Hunter & Hunter 2005, chapter 5) gives
+`attend` exchanges attention. Both engines see the same held-out tokens (teacher forcing). With
+`D_t = log p_trainer - log p_sampler` of token t and `v(S)` the variance over tokens of D where the operations S are computed as the
+sampler does and all others as the trainer does, the full factorial design over k operations (Box, Hunter & Hunter 2005, chapter 5)
+gives
 
     main effect   e_i  = mean over S without i of        v(S + i) - v(S)
     interaction   e_ij = mean over S without i and j of  v(S + i + j) - v(S + i) - v(S + j) + v(S)
 
-Shares are effects over v of all operations. Main effects add up to v, and explain it, unless effects depend on three operations or
-more: half of each interaction of two is in the main effect of each. exp(D_t) is the importance ratio of a token, and exp of the
-sum of D up to t that of a sequence.
+Shares are effects over v of all operations. Main effects add up to v, and explain it, unless effects depend on three operations
+or more: half of each interaction of two is in the main effect of each. exp(D_t) is the importance ratio of a token, and exp of
+the sum of D up to t that of a sequence.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ class Problem(Draws):
             raise BadInput("task", type(self.task).__name__, "log-probabilities are of tokens; give task=language")
         if self.sequences < 2:
             raise BadInput("problem.sequences", self.sequences, "give at least 2")
+        self.task.data.ready(_REPLICATES * self.sequences * (self.task.length + 1))  # sets of sequences share no token
 
     @property
     def run(self) -> Run:
@@ -231,7 +233,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
         Column("share", "relative", "the effect over the variance of D with all operations exchanged", Use.CHIEF),
         Column("first", "relative", "v where these alone are the sampler's, over that variance"),
         Column("last", "relative", "1 - v where these alone are the trainer's, over that variance"),
-        *(replace(one, name=f"{one.name}_without", meaning=f"{one.meaning}, where these are the trainer's", use=Use.FIGURE) for one in _OUTSIDE),
+        *(
+            replace(one, name=f"{one.name}_without", meaning=f"{one.meaning}, where these are the trainer's", use=Use.FIGURE)
+            for one in _OUTSIDE
+        ),
     ),
     "lengths": (
         _SEED,
@@ -332,7 +337,9 @@ def compared(
         for own, effect in effects(operations, variances).items():
             rest = tuple(name for name in operations if name not in own)
             without = {f"{name}_without": _outside(differences[rest], limit) for name, limit in _LIMITS.items()}
-            share, first, last = (value / total if total else float("nan") for value in (effect, variances[own], total - variances[rest]))
+            share, first, last = (
+                value / total if total else float("nan") for value in (effect, variances[own], total - variances[rest])
+            )
             rows.append({"effect": " x ".join(own), "order": len(own), "share": share, "first": first, "last": last, **without})
         sums["explained"] = sum(row["share"] for row in rows if row["order"] == 1)
         sums["interactions"] = sum(abs(row["share"]) for row in rows if row["order"] == 2)

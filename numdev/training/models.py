@@ -1,7 +1,7 @@
 """The models that are trained: a diffusion transformer under rectified flow, and a causal language model.
 
-Attention is `torch.nn.functional.scaled_dot_product_attention` alone, looked up at each call so that it can be exchanged. `route` and
-`scan` can be exchanged as torch's own functions can: a `TorchFunctionMode` sees their calls.
+Attention is `torch.nn.functional.scaled_dot_product_attention` alone, looked up at each call so that it can be exchanged. `route`
+and `scan` can be exchanged as torch's own functions can: a `TorchFunctionMode` sees their calls.
 """
 
 from __future__ import annotations
@@ -52,14 +52,17 @@ def _mlp(width: int, times: int = 4) -> nn.Sequential:
     return nn.Sequential(nn.Linear(width, times * width), nn.GELU(approximate="tanh"), nn.Linear(times * width, width))
 
 
-def route(
-    x: Float[Tensor, "*batch width"], w: Float[Tensor, "experts width"], k: int
-) -> Float[Tensor, "*batch experts"]:
-    """Softmax of `x w^T` over the k experts of a token that score highest, 0 for others (Shazeer et al. 2017, arXiv 1701.06538)."""
+def _wide(x: Tensor) -> Tensor:
+    """In FP32, unless it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def route(x: Float[Tensor, "*batch width"], w: Float[Tensor, "experts width"], k: int) -> Float[Tensor, "*batch experts"]:
+    """Softmax of `x w^T` over the k experts of a token that score highest, 0 for others (Shazeer et al. 2017, section 2.1)."""
     if has_torch_function((x, w)):
         routed: Tensor = handle_torch_function(route, (x, w), x, w, k)
         return routed
-    top, places = (x @ w.T).float().topk(k, -1)
+    top, places = _wide(x @ w.T).topk(k, -1)
     return x.new_zeros(*x.shape[:-1], len(w)).scatter(-1, places, top.softmax(-1).to(x.dtype))
 
 
@@ -97,14 +100,14 @@ class DeltaRule(nn.Module):
         nn.init.constant_(self.gates.bias[:heads], 3.0)  # a_t = 0.95: the state lasts
 
     def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        q, k, v = self.qkv(x).float().unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
-        g, beta = self.gates(x).float().unflatten(-1, (2, self.heads)).permute(2, 0, 3, 1).flatten(1, 2)
+        q, k, v = _wide(self.qkv(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        g, beta = _wide(self.gates(x)).unflatten(-1, (2, self.heads)).permute(2, 0, 3, 1).flatten(1, 2)
         o = scan(functional.normalize(q, dim=-1), functional.normalize(k, dim=-1), v, functional.logsigmoid(g), beta.sigmoid())
         return self.out(o.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2).to(x.dtype))
 
 
 class Experts(nn.Module):
-    """A mixture of MLPs of half the usual hidden width, of which each token is routed to two; all compute all tokens."""
+    """A mixture of MLPs of half the usual hidden width, of which each token is routed to two."""
 
     CHOSEN = 2
 
@@ -114,8 +117,12 @@ class Experts(nn.Module):
         self.experts = nn.ModuleList(_mlp(width, 2) for _ in range(experts))
 
     def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
-        weights = route(x, self.router, self.CHOSEN)
-        return (weights[..., None, :] * torch.stack([one(x) for one in self.experts], -1)).sum(-1)
+        tokens, weights = x.flatten(0, -2), route(x, self.router, self.CHOSEN).flatten(0, -2)
+        out = torch.zeros_like(tokens)
+        for weight, expert in zip(weights.unbind(-1), self.experts, strict=True):
+            own = weight.nonzero().flatten()
+            out = out.index_add(0, own, (weight[own, None] * expert(tokens[own])).to(out.dtype))
+        return out.view_as(x)
 
 
 class LanguageModel(nn.Module):

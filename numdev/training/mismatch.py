@@ -2,9 +2,9 @@
 
 An engine says by which implementation each operation of the model is computed. The model is not changed: calls are exchanged as
 `attend` exchanges attention. Both engines see the same held-out tokens (teacher forcing). With
-`D_t = log p_trainer - log p_sampler` of token t and `v(S)` the variance over tokens of D where the operations S are computed as the
-sampler does and all others as the trainer does, the full factorial design over k operations (Box, Hunter & Hunter 2005, chapter 5)
-gives
+`D_t = log p_trainer - log p_sampler` of token t and `v(S)` the variance over tokens of D where the operations S are computed as
+the sampler does and all others as the trainer does, the full factorial design over k operations (Box, Hunter & Hunter 2005,
+chapter 5) gives
 
     main effect   e_i  = mean over S without i of        v(S + i) - v(S)
     interaction   e_ij = mean over S without i and j of  v(S + i + j) - v(S + i) - v(S + j) + v(S)
@@ -149,8 +149,10 @@ class _Exchange(TorchFunctionMode):
         }
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = self._answers.get(func, func)
-        return answer(*args, **(kwargs or {}))
+        if func not in self._answers:
+            return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # what an answer calls is of no interest, and is a lot
+            return self._answers[func](*args, **(kwargs or {}))
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         matmul, rows = self._engine.matmul, x.flatten(0, -2)
@@ -298,8 +300,9 @@ class Mismatches(Kind):
             run = point.problem.run
             trained = finished(run, "the model", Path(alone) if context.shared is None else context.shared, context)
             weights = trained.weights(run.task.steps, buffers=True)
-        model = model_of(run, context.device, weights)
-        golden, kept = model_of(run, context.device, weights).double(), dict[Any, Tensor]()
+        model: Any = model_of(run, context.device, weights)
+        golden: Any = model_of(run, context.device, weights).double()
+        kept = dict[Any, Tensor]()
         with deterministic():
             for seed in context.replicates():
                 tokens = point.problem.tokens(seed).to(context.device)
@@ -329,7 +332,7 @@ def compared(
     total = float(d.var(correction=0))
     rows, sums = list[dict[str, Any]](), {"explained": float("nan"), "interactions": float("nan")}
     if operations:
-        differences = {(): torch.zeros_like(d)}
+        differences: dict[tuple[str, ...], Tensor] = {(): torch.zeros_like(d)}
         for size in range(1, len(operations) + 1):
             for own in combinations(operations, size):
                 differences[own] = trainer - computed(own)

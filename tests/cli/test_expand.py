@@ -157,7 +157,7 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     operation = build.node({"operation": expander.composer.of}, "operation")
     trains = operation.golden is None
     kinds = {KIND: Invariances, "mismatch": Mismatches}
-    kind = WeightsOverTraining if trains else kinds.get(LIBRARY.study(name).get("kind"), Deviations)
+    kind = WeightsOverTraining if trains else kinds.get(str(LIBRARY.study(name).get("kind")), Deviations)
     bench = Runner(kind(operation), "cpu")
     by_scenario = {key: [p for p in made.points if p.scenario == key] for key in LIBRARY.study(name)["scenarios"]}
     assert all(by_scenario.values())

@@ -42,14 +42,19 @@ NARROW = Engine(
 OPERATIONS = tuple(EXCHANGED)
 
 
+def untrained() -> models.LanguageModel:
+    made = TASK.model(0)
+    assert isinstance(made, models.LanguageModel)
+    return made
+
+
 @pytest.fixture(scope="module")
 def model() -> models.LanguageModel:
     """Its head and its gates are not 0."""
-    made = TASK.model(0)
+    made = untrained()
     generator = torch.Generator().manual_seed(1)
     for x in made.parameters():
         x.data += torch.randn(x.shape, generator=generator) * 0.1
-    assert isinstance(made, models.LanguageModel)
     return made.eval().requires_grad_(requires_grad=False)
 
 
@@ -146,7 +151,7 @@ class TestEngine:
         assert (PLAIN.log_probabilities(model, tokens) - expected).abs().max() < 2e-5  # 100 u times logits below 4
 
     def test_in_fp64_is_the_model_in_fp64(self, model: models.LanguageModel, tokens: Tensor) -> None:
-        golden = TASK.model(0).double()
+        golden = untrained().double()
         golden.load_state_dict(model.state_dict())
         expected = golden.hidden(tokens[:, :-1]).detach() @ golden.out.weight.detach().T  # the logits are cast to FP32
         expected = expected.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
@@ -185,10 +190,9 @@ class TestEngine:
         assert (whole - parts).abs().max() < 1e-6
 
     def test_refuses_a_model_whose_attention_it_does_not_see(self, tokens: Tensor) -> None:
-        blind = TASK.model(0)
-        for block in blind.blocks[1:]:
-            block.attention = models.DeltaRule(TASK.width, TASK.heads)
-        with pytest.raises(Unsupported, match="nowhere"):
+        blind = untrained()
+        blind.blocks[1].attention = models.DeltaRule(TASK.width, TASK.heads)
+        with pytest.raises(Unsupported, match="nowhere"), pytest.warns(UserWarning, match="no call"):
             PLAIN.log_probabilities(blind, tokens)
 
 

@@ -122,7 +122,7 @@ class Engine:
     def log_probabilities(
         self, model: models.LanguageModel, tokens: Int[Tensor, "sequences tokens"], kept: dict[Any, Tensor] | None = None
     ) -> Float64[Tensor, "sequences predicted"]:
-        """Those of each token but the first, given all before it; `kept` holds rounded weights of the model between calls.
+        """Those of each token but the first, given all before it, on the CPU; `kept` holds rounded weights between calls.
 
         The model's tensors between operations are in its dtype, which holds every number of the operations' formats.
         """
@@ -130,7 +130,7 @@ class Engine:
             h = model.hidden(tokens[:, :-1])
         seen.require()
         inputs = self.logprob.round_inputs(h.flatten(0, 1), model.out.weight, tokens[:, 1:].flatten().double())
-        result: Tensor = self.logprob(*inputs).tensors()["logprob"].double().view(len(tokens), -1)
+        result: Tensor = self.logprob(*inputs).tensors()["logprob"].double().view(len(tokens), -1).cpu()
         return result
 
 
@@ -304,6 +304,7 @@ class Mismatches(Kind):
         golden: Any = model_of(run, context.device, weights).double()
         kept = dict[Any, Tensor]()
         with deterministic():
+            torch.use_deterministic_algorithms(True, warn_only=True)  # an emulation may have none on a GPU
             for seed in context.replicates():
                 tokens = point.problem.tokens(seed).to(context.device)
                 exact = Engine.exact().log_probabilities(golden, tokens)

@@ -23,6 +23,7 @@ BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
     measured.instrument_speed,
     measured.instrumented_speed,
     measured.kernel_speed,
+    measured.mismatch,
     measured.paper,
     measured.roofline,
     tables.assumed,

@@ -23,6 +23,7 @@ TITLES = {
     "cpu/training": "Training, on a CPU",
     "cpu/fp8": "FP8 attention, predicted on a CPU",
     "cpu/kv_cache": "Formats of a KV cache, on a CPU",
+    "cpu/mismatch": "A trainer and a sampler, on a CPU",
     "h100/fp8": "An FP8 kernel beside its prediction, on a GPU",
     "h200": "Real kernels and long sequences, on a GPU",
     "h200/backward": "Gradients, on GPUs",

@@ -80,6 +80,22 @@ def fp8_steps() -> Iterator[str]:
         yield f"| {step} | " + " | ".join(found.get(("variant", *place, step), "") for place in places) + " |"
 
 
+def mismatch() -> Iterator[str]:
+    """The share of each operation in the variance of the difference of log-probabilities, by trainer and cache."""
+    from numdev.report.statistics import mean
+
+    with (REFERENCE / "cpu" / "mismatch" / "effects.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["order"] != "2"]
+    places = [(scenario, cache) for scenario in ("bf16", "fp32") for cache in ("BF16", "E4M3")]
+    yield "| operation | " + " | ".join(f"trainer in {one.upper()}, cache in {cache}" for one, cache in places) + " |"
+    yield "|---|" + "---|" * len(places)
+    for effect in dict.fromkeys(row["effect"] for row in rows):
+        at = [[r for r in rows if (r["scenario"], r["label.cache"], r["effect"]) == (*one, effect)] for one in places]
+        values = [mean([100 * float(row["share"]) for row in own]) for own in at]
+        cells = (f"{one.estimate:.1f} % [{one.low:.1f}, {one.high:.1f}]" for one in values)
+        yield f"| {effect} | " + " | ".join(cells) + " |"
+
+
 def instrumented_speed() -> Iterator[str]:
     """What `benchmarks/instrumented.py` printed on one H200."""
     text = (REFERENCE / "h200" / "benchmarks" / "instrumented.txt").read_text()

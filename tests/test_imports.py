@@ -17,7 +17,7 @@ ARROWS = {
     "results": (),
     "measurement": ("results", "arithmetic"),
     "attention": ("arithmetic",),
-    "training": ("measurement", "results", "attention", "arithmetic"),
+    "training": ("operations", "measurement", "results", "attention", "arithmetic"),
     "operations": ("measurement", "results", "attention", "arithmetic"),
     "report": ("results", "measurement", "arithmetic"),
     "certification": ("measurement", "results", "attention", "arithmetic"),

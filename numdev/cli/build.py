@@ -249,6 +249,12 @@ _runner = lru_cache(maxsize=2)(Runner)
 
 def kind(command: str, operation: Operation, timing: Mapping[str, Any] | None = None) -> Kind:
     """The kind of measurement of a command: `speed`, `train`, `certify` or `invariance`; every other measures deviations."""
+    if operation.name == "mismatch":
+        from numdev.training.mismatch import Mismatches  # late: it imports every model
+
+        if command not in ("measure", Mismatches.name):
+            raise BadInput(OPERATION, operation.name, "numdev measure measures it")
+        return Mismatches(operation)
     if operation.golden is None:
         from numdev.training.weights import WeightsOverTraining  # late: it imports every attention and every model
 

@@ -42,7 +42,11 @@ _MOST_NAMED = 4  # studies after which the folder of their report is named; of m
 _TITLE = 60  # characters beside the words at the right of the histogram of a map
 _IN_TITLE = ("out", "device", "output", "head", "seed")  # of what stands in its title anyway
 _OF_THE_RUN = ("results", "device", "fresh")  # not of what is measured: a report says where, and reads anywhere
-_OF_KIND = {"certificate": "certify", "invariance": "invariance"}  # of a study that states it: what makes its runner
+_OF_KIND = {
+    "certificate": "certify",
+    "invariance": "invariance",
+    "mismatch": "mismatch",
+}  # of a study that states it: what makes its runner
 _OF_A_STUDY = dict.fromkeys(("shard", "shards", "workers"), "it is of a study; give study= too")
 _OF_A_POINT = {
     "objective": "it is a figure of one point; leave it out",

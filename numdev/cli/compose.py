@@ -102,16 +102,20 @@ def explained(group: str, *names: str) -> str:
 
 
 def explained_operation(name: str) -> str:
-    """The help on an operation whose classes declare their settings: problem, steps of the policy, implementations."""
+    """The help on an operation whose classes declare their settings: problem, steps of the policy, its nodes, implementations."""
     from numdev.cli.build import located  # late: it imports torch
 
     own = Composer((config_folder(),), operation=name)
     values, summary = own.values(), (config_folder() / OPERATION / f"{name}.yaml").read_text().splitlines()[1].strip("# ")
     parts = [f"numdev measure operation={name}: {summary}\n"]
-    nodes = {"problem": "problem", "precision": "precision"} | {f"{name}={option}": name for option in own.options(name)}
+    groups = dict.fromkeys(("problem", *(key.removesuffix("._target_") for key in values if key.endswith("._target_"))))
+    nodes = {group: group for group in groups if group not in (OPERATION, "baseline", "task.data", name)}
+    nodes |= {f"{name}={option}": name for option in own.options(name)}
     for title, group in nodes.items():
         leaf = own.leaf(name, title.partition("=")[2]) if "=" in title else values
-        rows = [(f"{group}.preset={values['precision.preset']}", "of all steps; those below change one")] * (group == "precision")
+        rows = [(f"{group}.preset={values.get('precision.preset')}", "of all steps; those below change one")] * (
+            group == "precision"
+        )
         rows += [
             (f"{group}.{one.name}={written(leaf[f'{group}.{one.name}'])}", f"{one.unit}: {one.text}".removeprefix(": "))
             for one in declared(located(leaf[f"{group}._target_"]))

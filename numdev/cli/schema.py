@@ -32,7 +32,7 @@ class StudyConfig:
     """A file of `configs/study`; see `numdev.cli.expand`."""
 
     title: str = MISSING
-    kind: str = "deviation"  # of measurement; or certificate, invariance, or speed, which numdev speed alone measures
+    kind: str = "deviation"  # of measurement; or certificate, invariance, mismatch, or speed, which numdev speed alone measures
     figure: str | None = None
     more: list[str] = field(default_factory=list)
     claims: Any = field(default_factory=list)  # a list; `numdev.cli.expand` checks it

@@ -299,6 +299,17 @@ def _last_steps(record: Record) -> Columns:
     return [(f"step {row['step']}", row) for row in rows if row["step"] in steps]
 
 
+def _mismatch(record: Record) -> dict[str, str]:
+    """The difference of log-probabilities, and the shares of the operations in its variance, where they are known."""
+    shares: dict[str, list[float]] = {}
+    for row in record.table("effects"):
+        if row["order"] != 2:
+            shares.setdefault(row["effect"], []).append(row["share"])
+    chief = [column.name for column in record.primary if column.use is Use.CHIEF]
+    cells = {name: f"{summary([row[name] for row in record.rows]).mean:.3g}" for name in chief}
+    return cells | {name: f"{summary(own).mean:.0%}" for name, own in shares.items()}
+
+
 class _Kind(NamedTuple):
     command: str  # that measures points of the kind
     title: str  # of the table of a sweep
@@ -314,8 +325,13 @@ def _seeds(record: Record) -> Columns:
     return [(f"seed {row['seed']}", derived(row)) for row in record.rows]
 
 
+def _replicates(record: Record) -> Columns:
+    return [("sampler from trainer", row) for row in record.rows]
+
+
 _KINDS = {
     "deviation": _Kind("measure", "max_difference from golden, variant / baseline with its 95 % interval", _deviation, _sides),
     "speed": _Kind("speed", "time of one call, and its root mean square error", _speed, _seeds),
     "training": _Kind("train", "difference of the weights from those of the reference", _training, _last_steps),
+    "mismatch": _Kind("measure", "difference of log-probabilities, and shares of its variance", _mismatch, _replicates),
 }

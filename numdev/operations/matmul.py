@@ -134,9 +134,14 @@ class Torch(InDtype):
     call: Call = setting(
         Call.MM, "which of torch's products: mm, bmm, einsum, vectors (a product for each row), or scaled, FP8 on a GPU"
     )
+    splits: int = setting(
+        1, "contiguous ranges of products, whose sums in FP32 are added up; of several all but c is in FP32", "count"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.splits < 1 or (self.splits > 1 and self.call is not Call.MM):
+            raise BadInput("variant.splits", self.splits, "give a whole number of at least 1, and 1 beside another call than mm")
         if (self.format.bits == 8) is not (self.call is Call.SCALED):
             raise BadInput("variant.call", self.call.value, "scaled multiplies e4m3fn, and the others fp64, fp32, bf16 or fp16")
 
@@ -151,6 +156,11 @@ class Torch(InDtype):
             one, columns = torch.ones((), device=a.device), b.mT.contiguous().mT  # cuBLAS takes columns
             return Result({"c": torch._scaled_mm(a, columns, one, one, out_dtype=torch.bfloat16)}, kernel="torch _scaled_mm")
         a, b = a.to(self.dtype), b.to(self.dtype)
+        if self.splits > 1:
+            wide = torch.promote_types(self.dtype, torch.float32)
+            size = math.ceil(a.shape[-1] / self.splits)
+            sums = [x.to(wide) @ y.to(wide) for x, y in zip(a.split(size, 1), b.split(size, 0), strict=True)]
+            return Result({"c": sum(sums[1:], sums[0]).to(self.dtype)}, kernel=f"torch mm splits={self.splits}")
         c = {
             Call.MM: lambda: a @ b,
             Call.BMM: lambda: torch.bmm(a[None], b[None])[0],

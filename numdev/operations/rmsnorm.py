@@ -89,15 +89,18 @@ class Blocked(Emulated):
         return Result({"y": policy.output(y), "rms": 1 / r})
 
 
+@dataclass(frozen=True)
 class Eager(InDtype):
     """Tensor operations of torch, each in the format, as a model runs that is not fused; golden is that in FP64."""
 
     OUTPUTS = ("y", "rms")
 
+    upcast: bool = setting(False, "whether x / rms is computed in FP32 and rounded before it is weighed, as models do")
+
     def __call__(self, x: Tensor, w: Tensor, *, eps: float) -> Result:
-        x, w = x.to(self.dtype), w.to(self.dtype)
+        x, w = x.to(torch.float32 if self.upcast else self.dtype), w.to(self.dtype)
         rms = (x.square().mean(-1, keepdim=True) + eps).sqrt()
-        return Result({"y": x / rms * w, "rms": rms})
+        return Result({"y": (x / rms).to(self.dtype) * w, "rms": rms.to(self.dtype)})
 
 
 class Torch(InDtype):
@@ -152,6 +155,6 @@ RMSNORM = Operation(
     outputs=(Output("y", "the normalised row, weighed"), Output("rms", "root of the mean of the squares of a row")),
     rows={"x": 0, "y": 0, "rms": 0},
     steps=tuple(field.name for field in fields(Policy)),
-    settings=columns(Problem, Policy, Blocked, Triton),
+    settings=columns(Problem, Policy, Blocked, Eager, Triton),
     smaller="fewer rows or hidden entries",
 )

@@ -180,13 +180,16 @@ class Chunked(Recurrent):
         return inverse
 
 
+@dataclass(frozen=True)
 class Eager(Gates, InDtype):
     """The recurrence token by token in tensor operations of torch; golden is that in FP64."""
 
     OUTPUTS = ("o", "state")
 
+    upcast: bool = setting(False, "whether all but q, k, v and the outputs is in FP32, as decode kernels have it")
+
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, *, rule: Rule) -> Result:
-        q, k, v, a, beta = (x.to(self.dtype) for x in (q, k, v, g.exp(), beta))
+        q, k, v, a, beta = (x.to(torch.float32 if self.upcast else self.dtype) for x in (q, k, v, g.exp(), beta))
         state, outputs = q.new_zeros(len(q), q.shape[-1], v.shape[-1]), list[Tensor]()
         for t in range(q.shape[1]):
             row, fresh = k[:, t, :, None], v[:, t, None, :]
@@ -195,7 +198,7 @@ class Eager(Gates, InDtype):
                 fresh = fresh - row.mT @ state
             state = state + row * (beta[:, t, None, None] * fresh)
             outputs.append(q[:, t, None, :] @ state)
-        return Result({"o": torch.cat(outputs, 1), "state": state})
+        return Result({"o": torch.cat(outputs, 1).to(self.dtype), "state": state.to(self.dtype)})
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
@@ -144,7 +145,9 @@ def _decoded(folder: Folder, picture: int) -> tuple[UInt8[Tensor, "count 3 heigh
 class Text:
     """A text, whose last tenth is held out of training; a byte is a token. `digest` is the SHA-256 of the file."""
 
-    path: str = setting("numdev", "file of text; `numdev` is prose of its own documentation")
+    path: str = setting(
+        "numdev", "file of text; `numdev` is prose of its own documentation, `python` the reference of Python that Python ships"
+    )
     digest: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -183,6 +186,8 @@ def _read(path: str) -> bytes:
     try:
         if path == "numdev":
             return (files("numdev") / "data" / "prose.txt").read_bytes()
+        if path == "python":
+            return "\n".join(text for _, text in sorted(import_module("pydoc_data.topics").topics.items())).encode()
         return Path(path).read_bytes()
-    except OSError as error:
-        raise BadInput(_PATH, path, f"name a file of text, or `numdev` ({error.strerror})") from error
+    except (OSError, ImportError) as error:
+        raise BadInput(_PATH, path, f"name a file of text, `numdev` or `python` ({error})") from error

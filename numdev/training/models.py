@@ -1,6 +1,7 @@
 """The models that are trained: a diffusion transformer under rectified flow, and a causal language model.
 
-Attention is `torch.nn.functional.scaled_dot_product_attention` alone, looked up at each call so that it can be exchanged.
+Attention is `torch.nn.functional.scaled_dot_product_attention` alone, looked up at each call so that it can be exchanged. `route`
+and `scan` can be exchanged as torch's own functions can: a `TorchFunctionMode` sees their calls.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function
 
 
 class RootMeanSquare(nn.RMSNorm):
@@ -46,32 +48,115 @@ class Attention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))
 
 
-def _mlp(width: int) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+def _mlp(width: int, times: int = 4) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, times * width), nn.GELU(approximate="tanh"), nn.Linear(times * width, width))
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In FP32, unless it is wider."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def route(x: Float[Tensor, "*batch width"], w: Float[Tensor, "experts width"], k: int) -> Float[Tensor, "*batch experts"]:
+    """Softmax of `x w^T` over the k experts of a token that score highest, 0 for others (Shazeer et al. 2017, section 2.1)."""
+    if has_torch_function((x, w)):
+        routed: Tensor = handle_torch_function(route, (x, w), x, w, k)
+        return routed
+    top, places = _wide(x @ w.T).topk(k, -1)
+    return x.new_zeros(*x.shape[:-1], len(w)).scatter(-1, places, top.softmax(-1).to(x.dtype))
+
+
+def scan(
+    q: Float[Tensor, "heads tokens key"],
+    k: Float[Tensor, "heads tokens key"],
+    v: Float[Tensor, "heads tokens value"],
+    g: Float[Tensor, "heads tokens"],
+    beta: Float[Tensor, "heads tokens"],
+) -> Float[Tensor, "heads tokens value"]:
+    """The gated delta rule token by token: `o_t = S_t^T q_t`, `S_t = a_t (I - beta_t k_t k_t^T) S_{t-1} + beta_t k_t v_t^T`.
+
+    a_t = exp(g_t) (Yang et al. 2024, arXiv 2412.06464, section 3.1).
+    """
+    if has_torch_function((q, k, v, g, beta)):
+        o: Tensor = handle_torch_function(scan, (q, k, v, g, beta), q, k, v, g, beta)
+        return o
+    state, a, outputs = q.new_zeros(len(q), q.shape[-1], v.shape[-1]), g.exp()[..., None, None], list[Tensor]()
+    for t in range(q.shape[1]):
+        state = a[:, t] * state
+        row = k[:, t, :, None]
+        state = state + row * (beta[:, t, None, None] * (v[:, t, None] - row.mT @ state))
+        outputs.append(q[:, t, None] @ state)
+    return torch.cat(outputs, 1)
+
+
+class DeltaRule(nn.Module):
+    """Linear attention by the gated delta rule, in place of attention; rows of q and k have length 1."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width)
+        self.gates = nn.Linear(width, 2 * heads)
+        nn.init.constant_(self.gates.bias[:heads], 3.0)  # a_t = 0.95: the state lasts
+
+    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        q, k, v = _wide(self.qkv(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
+        g, beta = _wide(self.gates(x)).unflatten(-1, (2, self.heads)).permute(2, 0, 3, 1).flatten(1, 2)
+        o = scan(functional.normalize(q, dim=-1), functional.normalize(k, dim=-1), v, functional.logsigmoid(g), beta.sigmoid())
+        return self.out(o.unflatten(0, (-1, self.heads)).transpose(1, 2).flatten(2).to(x.dtype))
+
+
+class Experts(nn.Module):
+    """A mixture of MLPs of half the usual hidden width, of which each token is routed to two."""
+
+    CHOSEN = 2
+
+    def __init__(self, width: int, experts: int) -> None:
+        super().__init__()
+        self.router = nn.Parameter(torch.randn(experts, width) / math.sqrt(width))
+        self.experts = nn.ModuleList(_mlp(width, 2) for _ in range(experts))
+
+    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+        tokens, weights = x.flatten(0, -2), route(x, self.router, self.CHOSEN).flatten(0, -2)
+        out = torch.zeros_like(tokens)
+        for weight, expert in zip(weights.unbind(-1), self.experts, strict=True):
+            own = weight.nonzero().flatten()
+            out = out.index_add(0, own, (weight[own, None] * expert(tokens[own])).to(out.dtype))
+        return out.view_as(x)
 
 
 class LanguageModel(nn.Module):
     """Pre-norm blocks of causal self-attention and an MLP, with learned positions (Radford et al. 2019).
 
-    `vocabulary` is the number of different tokens, `length` the most of a sequence, `depth` the number of blocks.
+    `vocabulary` is the number of different tokens, `length` the most of a sequence, `depth` the number of blocks. With `experts`
+    the first block has the gated delta rule in place of attention, and the second so many experts in place of its MLP.
     """
 
-    def __init__(self, vocabulary: int, length: int, width: int, depth: int, heads: int, *, qk_norm: bool = True) -> None:
+    def __init__(
+        self, vocabulary: int, length: int, width: int, depth: int, heads: int, *, qk_norm: bool = True, experts: int = 0
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, width)
         self.places = nn.Parameter(torch.randn(length, width) * 0.02)
         nn.init.normal_(self.tokens.weight, std=0.02)
         self.blocks = nn.ModuleList(_CausalBlock(width, heads, qk_norm=qk_norm) for _ in range(depth))
+        if experts:
+            self.blocks[0].attention = DeltaRule(width, heads)
+            self.blocks[1].mlp = Experts(width, experts)
         self.norm = RootMeanSquare(width)
         self.out = nn.Linear(width, vocabulary, bias=False)
         nn.init.zeros_(self.out.weight)
 
-    def forward(self, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, "batch tokens vocabulary"]:
-        """Logits of the token behind each; before training all are 0."""
+    def hidden(self, tokens: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
+        """The input of the head."""
         x = self.tokens(tokens) + self.places[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x)
-        return self.out(self.norm(x)).float()
+        return self.norm(x)
+
+    def forward(self, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, "batch tokens vocabulary"]:
+        """Logits of the token behind each; before training all are 0."""
+        return self.out(self.hidden(tokens)).float()
 
 
 class _CausalBlock(nn.Module):

@@ -213,16 +213,25 @@ class Language(Task):
     depth: int = setting(4, "blocks of the model")
     heads: int = setting(4, "heads of attention; width / heads is head_dim")
     qk_norm: bool = setting(True, "normalise q and k of each head by their root mean square")
+    experts: int = setting(
+        0,
+        "experts of the second block, of which each token is routed to two, beside the gated delta rule in place of attention in "
+        "the first; 0 has neither",
+        "count",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_at_least_one("length", "width", "depth", "heads")
+        if self.experts and (self.experts < 3 or self.depth < 2):
+            raise BadInput("task.experts", self.experts, "give at least 3 and task.depth of at least 2, or 0")
         if self.width % self.heads:
             raise BadInput("task.width", self.width, f"use a multiple of task.heads, {self.heads}")
         self.data.ready(self.length + 1)
 
     def model(self, seed: int) -> nn.Module:
-        return seeded(lambda: LanguageModel(_BYTES, self.length, self.width, self.depth, self.heads, qk_norm=self.qk_norm), seed)
+        sizes = (_BYTES, self.length, self.width, self.depth, self.heads)
+        return seeded(lambda: LanguageModel(*sizes, qk_norm=self.qk_norm, experts=self.experts), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:
         return {"tokens": self.data.drawn(step, seed, self.batch, self.length + 1)}

@@ -22,6 +22,8 @@ from numdev.measurement.invariance import KIND, Invariances
 from numdev.measurement.runner import Runner
 from numdev.results.store import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
+from numdev.training.mismatch import Mismatches
+from numdev.training.mismatch import Problem as Predicted
 from numdev.training.rung import Rung
 from numdev.training.weights import WeightsOverTraining
 from tests.training.toy import Toy
@@ -154,7 +156,8 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     assert [point.refused for point in made.points if point.refused] == [], "its variants honour all that it states"
     operation = build.node({"operation": expander.composer.of}, "operation")
     trains = operation.golden is None
-    kind = WeightsOverTraining if trains else Invariances if LIBRARY.study(name).get("kind") == KIND else Deviations
+    kinds = {KIND: Invariances, "mismatch": Mismatches}
+    kind = WeightsOverTraining if trains else kinds.get(str(LIBRARY.study(name).get("kind")), Deviations)
     bench = Runner(kind(operation), "cpu")
     by_scenario = {key: [p for p in made.points if p.scenario == key] for key in LIBRARY.study(name)["scenarios"]}
     assert all(by_scenario.values())
@@ -175,6 +178,9 @@ def small(point: StudyPoint) -> StudyPoint:
     """The point with one KV head and 32 tokens, and of several tiles where its variant is given a tiling; a run of four steps."""
     if isinstance(point.variant, Rung):
         return replace(point, problem=Toy(steps=4), seeds=1)
+    if isinstance(point.problem, Predicted):
+        task = replace(point.problem.task, steps=1, warmup=0, batch=1, length=16, width=16, depth=2, heads=2, experts=4)
+        return replace(point, problem=replace(point.problem, task=task, sequences=2), seeds=1)
     if not isinstance(point.problem, Problem | BackwardProblem):  # of another operation, whose studies are small
         return point
     shape = point.problem.shape

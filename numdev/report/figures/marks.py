@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from numdev.report.claims.evidence import per_replicate
 from numdev.report.figures.theme import BLACK, GREY, PAGE, PALE, SMALL, note
 from numdev.report.reading.frames import is_broken
-from numdev.report.statistics import Interval, significant, typical
+from numdev.report.statistics import Interval, mean, significant, typical
 
 WHITE: dict[str, Any] = {"boxstyle": "square,pad=0.1", "facecolor": "white", "edgecolor": "none"}  # behind words, over a grid
 BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": SMALL}
@@ -43,12 +43,13 @@ def no_figure(reason: str) -> Figure:
     return figure
 
 
-def replicates(rows: pd.DataFrame, metric: str) -> Interval | None:
-    """The geometric mean over replicates, or None where nothing was measured or a replicate holds NaN or Inf."""
+def replicates(rows: pd.DataFrame, metric: str, *, additive: bool = False) -> Interval | None:
+    """The geometric mean over replicates, of what is `additive` the arithmetic one; None of NaN, Inf or nothing."""
     if rows.empty or bool(is_broken(rows).any()):
         return None
     values = per_replicate(rows, metric)
-    return typical(values["value"].tolist(), values["cluster"].tolist())
+    own, clusters = values["value"].tolist(), values["cluster"].tolist()
+    return mean(own, None, clusters) if additive else typical(own, clusters)
 
 
 def highest(interval: Interval) -> float:

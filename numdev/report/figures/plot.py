@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -110,6 +111,7 @@ class Sketch:
     symbol: str = ""  # of x; with it every line states its exponent
     at: Mapping[float, str] = field(default_factory=dict)  # values of the metric that have a line, with words
     band: tuple[float, float] | None = None  # values of it between which there is a band
+    additive: bool = False  # whether metrics add up, as shares do: their means are arithmetic, and their axis is linear
     banded: bool = False  # whether each line has the band of its intervals, and no bars, though its points are few
 
     def selected(self, rows: pd.DataFrame) -> pd.DataFrame:
@@ -227,7 +229,7 @@ def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure
     facets, lines = (_groups(selection.rows, columns) for columns in (selection.facet, selection.lines))
     parts = {facet: _groups(rows, selection.lines) for facet, rows in facets.items()}
     places = [x for (x,) in _groups(selection.rows, (selection.x,))]
-    values = {facet: {key: _cells(rows, selection) for key, rows in part.items()} for facet, part in parts.items()}
+    values = {facet: {key: _cells(rows, selection, sketch) for key, rows in part.items()} for facet, part in parts.items()}
     every = [one for part in values.values() for line in part.values() for one in line.values()]
     in_rows, is_free = not is_numeric(selection.rows[selection.x]), QUANTITY in selection.facet
     room = min(0.5, 0.13 * max(map(len, parts.values()))) if sketch.symbol else 0.0  # for exponents
@@ -260,9 +262,10 @@ def _draw(selection: Shown, words: Wording, sketch: Sketch = Sketch()) -> Figure
     return figure
 
 
-def _cells(rows: pd.DataFrame, selection: Shown) -> _Cells:
+def _cells(rows: pd.DataFrame, selection: Shown, sketch: Sketch) -> _Cells:
     """The mean of each x, with its interval; None where a replicate holds NaN or Inf."""
-    return {x: marks.replicates(own, selection.metric) for (x,), own in _groups(rows, (selection.x,)).items()}
+    of = partial(marks.replicates, metric=selection.metric, additive=sketch.additive)
+    return {x: of(own) for (x,), own in _groups(rows, (selection.x,)).items()}
 
 
 def _row_names(selection: Shown, places: Sequence[Any], words: Wording) -> list[str]:
@@ -323,7 +326,7 @@ class _Scale:
         positive, marked = [one for one in known if one.estimate > 0], [*sketch.at, *(sketch.band or ())]
         reached = [*(one.estimate for one in positive), *marked]
         least, most = min(reached, default=1.0), max(reached, default=1.0)
-        is_log = 0 < from_ratio * least <= most and all(one.estimate >= 0 for one in known)
+        is_log = not sketch.additive and 0 < from_ratio * least <= most and all(one.estimate >= 0 for one in known)
         ends = marks.around(positive, *marked, room=room) if is_log else (0.0, 1.0)
         return _Scale(is_log, ends, sketch.at, sketch.band, sketch.banded)
 
@@ -369,7 +372,8 @@ def _lines(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], 
         elif drawn:
             across, values = zip(*drawn, strict=True)
             axes.plot(across, [one.estimate for one in values], **look | {"marker": "", "linewidth": 0.9})
-            low, high = ([end(one) for one in values] for end in (marks.lowest, marks.highest))
+            below = marks.lowest if scale.is_log else lambda one: one.estimate - marks.whiskers(one)[0][0]
+            low, high = ([end(one) for one in values] for end in (below, marks.highest))
             axes.fill_between(across, low, high, color=look["color"], alpha=0.2, linewidth=0)
         zero = [x for x, one in known if scale.is_log and one.estimate == 0]
         lost = [x for x, one in cells.items() if _is_broken(one)]

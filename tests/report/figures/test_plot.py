@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from numdev.errors import BadInput
-from numdev.report.figures.plot import plot, plot_of
+from numdev.report.figures.plot import draw, plot, plot_of
 from numdev.report.reading.view import View, usual, view_of
 
 
@@ -40,6 +40,13 @@ def test_a_mark_is_the_geometric_mean_over_seeds() -> None:
     assert [x for x, _ in found["0"]] == [256, 512, 1024]
     assert [y for _, y in found["0"]] == pytest.approx([n * 16 * expected for n in (256, 512, 1024)])
     assert [y for _, y in found["1"]] == pytest.approx([n * 32 * expected for n in (256, 512, 1024)])
+
+
+def test_what_adds_up_has_arithmetic_means_and_a_linear_axis() -> None:
+    options: dict[str, Any] = {"x": "problem.n", "y": {"share": "rmse"}, "facet": [], "where": {"label.tiling.bc": [16]}}
+    figure: Any = draw(table(lambda n, p, seed: n**3.0 * (1 + seed)), additive=True, **options)
+    assert [y for _, y in lines(figure)["0"]] == pytest.approx([2.0 * n**3 for n in (256, 512, 1024)])
+    assert figure.axes[0].get_yscale() == "linear"
 
 
 def test_an_output_and_a_reference_are_chosen_by_name() -> None:

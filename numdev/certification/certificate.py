@@ -43,6 +43,7 @@ DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
 
 _FEW = 3  # cases that fail, which are named where no candidate explains the error
 
+
 @dataclass(frozen=True)
 class CaseReport:
     """A case: what it shows, its figures, and how conditioned it is."""

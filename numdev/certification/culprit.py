@@ -35,6 +35,7 @@ SPLIT = tuple(
 """Layouts by which that of a kernel is looked for, and then their variants."""
 _OF_STEP = {"splits": (Layout(16, splits=2),), "padding": UNSPLIT, "probabilities": (Layout(scheme=Scheme.DIVIDED),)}
 """Layouts in which rows of few keys show faults of a step that they do not show in `ONE_TILE`."""
+_CLEAR = 0.4  # in log r: tiles are stated if all others leave so much more
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
 _LEAST = 0.02  # of r, below which the roundings of FP32 decide
 _OTHER = 1.5  # times what is left of a gradient that another kernel would have to compute
@@ -427,11 +428,12 @@ class Search:
         far = {alike[0].title: min(self.score((each, declared[1]), self.few) for each in alike) for alike in steps.values()}
         return tuple(title for title in far if far[title] > limit), tuple(title for title in far if far[title] <= limit)
 
-    def shows(self, hypothesis: Hypothesis) -> bool:
-        """Whether a layout can be told from most others."""
-        alike = [replace(each, scheme=hypothesis[1].scheme) for each in self.layouts[0] if each.bc != WHOLE]
-        scores = [self.score((hypothesis[0], each), self.broad) for each in alike]
-        return 2 * sum(score <= self.score(hypothesis, self.broad) + _NEAR for score in scores) < len(scores)
+    def placed(self, hypothesis: Hypothesis) -> tuple[Hypothesis, bool]:
+        """The hypothesis in the tiles that leave least, and whether all others leave clearly more: then the bits show them."""
+        candidate, own = hypothesis
+        alike = [replace(each, scheme=own.scheme) for each in self.layouts[0] if each.bc != WHOLE]
+        best, *others = self.best([(candidate, each) for each in dict.fromkeys((own, *alike))], self.broad)
+        return best, bool(others) and self.score(others[0], self.broad) > self.score(best, self.broad) + _CLEAR
 
 
 def _is_in(candidate: Candidate, layout: Layout) -> bool:
@@ -471,10 +473,11 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     best = [*search.within(search.best(tried, search.few), search.few, _ALIKE)[:20], *of_steps(tried)[:_SHOWN]]
     ranked = of_steps(search.best(best, cases))
     ranked = [each for each in ranked if not (each[0].permitted and search.errs)] or ranked
+    ranked[0], is_shown = search.placed(ranked[0])
     known, layout, name = cases[0].known, ranked[0][1], search.outputs[0]
     emulated = some_rows(search.of_pass.emulated(cases[0].inputs, known.predictions.policy, layout))
     equal = float((cases[0].outputs[name] == emulated[name]).double().mean())
-    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), str(layout) if search.shows(ranked[0]) else "", equal=equal)
+    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), str(layout) if is_shown else "", equal=equal)
     if not search.errs and culprit.is_explained and culprit.is_permitted:
         excluded, undecided = search.formats(ranked[0])
         culprit = replace(culprit, excluded=excluded, undecided=undecided)

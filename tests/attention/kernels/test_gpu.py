@@ -96,8 +96,8 @@ def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
         for dim in (64, 128, 256):
             for heads, queries, keys in ((2, 1, 700), (2, 200, 1), (2, 500, 200), (2, 900, 130), (4, 333, 465), (2, 256, 4096)):
                 yield HOPPER, (2, heads, heads // 2, queries, keys, dim), mask
-            lengths = () if dim == 256 else (replace(mask, key_lengths=LENGTHS),)
-            for fmt, limited in itertools.product((BF16, FP16), (mask, *lengths)):
+            limits = (mask,) if dim == 256 else (mask, replace(mask, key_lengths=LENGTHS))
+            for fmt, limited in itertools.product((BF16, FP16), limits):
                 yield replace(HOPPER, forward=Triton(fmt), fmt=fmt), (3, 4, 2, 515, 643, dim), limited
 
 

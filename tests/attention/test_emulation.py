@@ -132,7 +132,7 @@ REFUSED: list[tuple[Attention | Backward, Shape, Mask, dict[str, Any], str]] = [
     (FlexBackward(), of(64), Mask(causal=True), {"br": 64, "bc": 64}, r"^tiling\.order: .*cuts come first"),
     (SdpaBackward(), Shape(heads=4, kv_heads=2), Mask(), {}, r"^problem\.kv_heads: 2 .*each head before it sums"),
     (TritonBackward(ATTEND), of(64), Mask(), {}, r"^backward\.kernel: 'auto' .*portable or hopper"),
-    (HOPPER, of(96), Mask(causal=True), {}, r"^problem\.head_dim: 96 .*64 and 128"),
+    (HOPPER, of(96), Mask(causal=True), {}, r"^problem\.head_dim: 96 .*64, 128 and 256"),
 ]
 
 

@@ -121,7 +121,8 @@ def test_runs_what_it_is_made_for(fmt: Format) -> None:
     for mask in (Mask(), Mask(causal=True), Mask(key_lengths=(100,)), Mask(causal=True, key_lengths=(0,))):
         for dim in (64, 128):
             assert reasons(tensors(fmt.dtype, dim), mask, {"fmt": fmt, "recompute": unrounded}) == (None, None)
-        assert reasons(tensors(fmt.dtype, 256), mask, {"fmt": fmt})[0] is None
+        wide = None if mask.key_lengths is None else "at d = 256 it takes no key lengths"
+        assert reasons(tensors(fmt.dtype, 256), mask, {"fmt": fmt, "recompute": unrounded}) == (None, wide)
 
 
 Q, K, V, DO = tensors()
@@ -142,8 +143,8 @@ REFUSED: list[tuple[Tensors, Mask, dict[str, Any], str | None, str | None]] = [
     ((Q, K, V, DO), Mask(), {"recompute": Recompute()}, None, "recompute.exponential"),
     ((Q, K, V, DO), Mask(), {"recompute": BY_PROBABILITIES}, None, "recompute.delta: probabilities"),
     (tensors(torch.float32), Mask(), {"fmt": FP32}, "it takes fp16, bf16 and e4m3fn, not fp32", "not fp32"),
-    (tensors(dim=96), Mask(), {}, "head_dim 64, 128 and 256, not 96", "head_dim 64 and 128, not 96"),
-    (tensors(dim=256), Mask(), {}, None, "head_dim 64 and 128, not 256"),
+    (tensors(dim=96), Mask(), {}, "head_dim 64, 128 and 256, not 96", "head_dim 64, 128 and 256, not 96"),
+    (tensors(dim=256), Mask(key_lengths=(100,)), {}, None, "at d = 256 it takes no key lengths"),
     ((Q, K, WIDE, DO), Mask(), {}, "v has 128, q 64", "v has 128, q 64"),
     ((Q, K, V, DO.float()), Mask(), {}, None, "do is torch.float32"),
     ((Q, K.mT.contiguous().mT, V, DO), Mask(), {}, "needs k and its rows", "needs k and its rows"),

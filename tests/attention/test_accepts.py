@@ -215,6 +215,7 @@ FORWARD, BACKWARD = portable._FORWARD.listed, portable._BACKWARD.listed
 several = settings(max_examples=16)
 
 
+@pytest.mark.slow
 @several
 @given(values(FORWARD["precision"]), values(FORWARD["tiling"]), values(FORWARD["softmax"]), values(MASK))
 def test_instrumented(device: str, precision: Precision, tiling: Tiling, softmax: OnlineSoftmax, mask: Mask) -> None:

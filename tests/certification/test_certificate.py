@@ -198,7 +198,8 @@ def _fields(data: object) -> set[str]:
     return {*(data if isinstance(data, dict) else ()), *(name for each in inner for name in _fields(each))}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("pdf", marks=pytest.mark.slow), "html"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["pdf", "html"])
 def test_the_page_has_the_sentence_and_the_command_that_repeats(certified: Certifier, kind: str) -> None:
     certificate = certified(Flash(64, total=bf16), ("normal", "one key"))
     page = write_certificate(certificate.summary(), kind)

@@ -112,6 +112,7 @@ def main(folder: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.slow
 def test_sigkill_at_any_moment_and_resume_end_with_the_same_bits(tmp_path: Path) -> None:
     run, folder = toy(40, Numerics.FP16), tmp_path / "killed"
     ran = subprocess.run([sys.executable, "-m", __name__, str(folder)], capture_output=True, text=True)

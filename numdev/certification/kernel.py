@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import isfunction
 from operator import attrgetter
 from traceback import extract_tb
 from typing import Any
@@ -120,7 +121,11 @@ def kernel_of(kernel: object, fmt: Format, device: torch.device, backward: objec
 
 
 def _name(kernel: object) -> str:
-    return kernel if isinstance(kernel, str) else getattr(kernel, "__name__", type(kernel).__name__)
+    """Of a function of a module, that by which the command finds it."""
+    if isinstance(kernel, str):
+        return kernel
+    name, module = getattr(kernel, "__qualname__", type(kernel).__name__), getattr(kernel, "__module__", "__main__")
+    return f"{module}:{name}" if isfunction(kernel) and module != "__main__" and "<" not in name else name
 
 
 def _call(kernel: object, field: str, fmt: Format) -> Call:

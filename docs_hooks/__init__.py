@@ -11,7 +11,7 @@ from typing import Any
 
 from docs_hooks import gallery, measured, quoted, tables
 
-BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
+BLOCKS: tuple[Callable[..., Iterator[str]], ...] = (
     gallery.gallery,
     measured.backward_speed,
     measured.certified,
@@ -43,6 +43,6 @@ BLOCKS: tuple[Callable[[], Iterator[str]], ...] = (
 def define_env(env: Any) -> None:
     """Called by the plugin: tells it the names of the blocks."""
     for block in BLOCKS:
-        env.macro(lambda block=block: "\n".join(block()), block.__name__)
+        env.macro(lambda *given, block=block: "\n".join(block(*given)), block.__name__)
     env.macro(lambda *given, **row: tables.powers(quoted.figure(*given, **row)), "figure")
     env.macro(quoted.spread, "spread")

@@ -152,9 +152,9 @@ def kernel_speed() -> Iterator[str]:
     yield from ("", f"{'; '.join(lines[len(rows) :])}.")
 
 
-def backward_speed() -> Iterator[str]:
+def backward_speed(file: str = "backward.txt") -> Iterator[str]:
     """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "backward.txt").read_text().splitlines()
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / file).read_text().splitlines()
     rows = [line for line in lines if line.startswith("d ")]
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
     kernels = ("cudnn", "flash", "portable", "fused")
@@ -164,7 +164,8 @@ def backward_speed() -> Iterator[str]:
         d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
         rates = {name: f"{rate} ({share})" for name, rate, share in re.findall(r"(\w+) +(\d+) \(([\d.]+)\)", line)}
         yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} |"
-    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if 'cudnn' in line and 'split' not in line)}.")
+    means = [line for line in lines[len(rows) :] if "cudnn" in line and "split" not in line]
+    yield from ("", f"{'; '.join(means)}." if means else "")
 
 
 def decode_speed() -> Iterator[str]:

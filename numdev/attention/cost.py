@@ -54,9 +54,9 @@ class CostModel:
     # Whether heads that share k and v are rows of one tile where there is one query, and read them once
     packs_heads: bool = False
     bc: int | None = None  # of a backward pass, keys in a tile of keys; None is as many as `br`
-    # Whether a second pass over all tiles computes P again, and dQ, which stays on the chip. Without it, each meeting of a tile
-    # of keys with a row reads and writes the running sum of dQ
-    recomputes_twice: bool = False
+    # Passes over all tiles, each of which computes P again. Of two or three the last computes dQ, which stays on the chip, and
+    # the others dK and dV. Of one, each meeting of a tile of keys with a row reads and writes the running sum of dQ
+    passes: int = 1
     # Whether the first tile of keys that a row meets stores its share of dQ instead of adding it to a sum
     stores_first: bool = False
     # Whether the step that computes delta also reads LSE, and writes it in the units of a binary exponential
@@ -133,6 +133,7 @@ def backward_tiled_bytes(problem: Problem, model: CostModel, br: int, bc: int) -
     - A tile of keys reads its k and v, and q, dO, LSE and delta of each row that it meets.
     - dQ is read and written in FP32 at each meeting (at a row's first meeting perhaps only written), and then converted. Or a
       second pass computes it: a tile of queries reads its q, dO, LSE and delta, and the k and v that any of its rows sees.
+    - If dK and dV have a pass each, that of dV reads k, and q, dO, LSE and delta of each row, once more.
     - dQ, dK and dV are written.
 
     Every query head reads the KV head that it shares.
@@ -143,7 +144,8 @@ def backward_tiled_bytes(problem: Problem, model: CostModel, br: int, bc: int) -
     of_row = 2 * shape.head_dim * each.input + 2 * _WIDE  # q, dO, LSE, delta
     moved = each.input * (2 * q + 2 * shape.head_dim * keys) + _WIDE * rows + of_row * met + each.output * (q + 2 * kv)
     moved += 2 * _WIDE * rows if model.scales_lse else 0
-    if model.recomputes_twice:
+    moved += (each.input * shape.head_dim * keys + of_row * met) * (model.passes == 3)
+    if model.passes > 1:
         return moved + of_row * rows + each.input * 2 * shape.head_dim * shape.heads * _keys_of_tiles(problem, br)
     return moved + _WIDE * (shape.head_dim * (2 * met - (seeing if model.stores_first else 0)) + q)
 

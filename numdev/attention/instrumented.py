@@ -161,7 +161,7 @@ class InstrumentedBackward(Planned, GradientsOverTiles):
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """The cost model of two kernels, one for dK and dV and one for dQ."""
         width = Width(float(self.storage.itemsize), 4.0)
-        return CostModel(Algorithm.TILED, width, self.tiling.br, bc=self.tiling.bc, recomputes_twice=True)
+        return CostModel(Algorithm.TILED, width, self.tiling.br, bc=self.tiling.bc, passes=2)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None

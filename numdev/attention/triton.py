@@ -24,7 +24,7 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.groups import PRESET, RECOMPUTED, RECURRENCE, SIDES, AcceptedSettings
-from numdev.attention.kernels.hopper.launch import BACKWARD, QUERIES, hidden_queries, keys_of_block, refusal
+from numdev.attention.kernels.hopper.launch import BACKWARD, QUERIES, WIDE, hidden_queries, keys_of_block, refusal
 from numdev.attention.kernels.hopper.order import TILE, group_of
 from numdev.attention.kernels.launch import (
     ROWS,
@@ -261,7 +261,8 @@ class TritonBackward(Planned, Backward):
 
     The portable kernels, a preparing one and two others, use no atomic additions: on a GPU the bits depend only on the inputs and
     the tiles. `Gradients.launch` states the kernel, and the tiles with which an emulation sums in the same order: `br`
-    of the kernel for dK and dV, `bc` of that for dQ. The order of the Hopper kernel is `numdev.attention.tile_schedule.Turns`.
+    of the kernel for dK and dV, `bc` of that for dQ. Up to d = 128 the Hopper kernel has the order
+    `numdev.attention.tile_schedule.Turns`; at d = 256 its three kernels visit tiles from the first to the last.
 
     Attributes:
         forward: the forward pass, which saves O and LSE.
@@ -319,11 +320,13 @@ class TritonBackward(Planned, Backward):
         return self.tf32
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
-        """The cost model of the Hopper kernel if it ran, or of the two portable kernels with the tile of the settings."""
+        """The cost model of the Hopper kernels if they ran, or of the two portable ones with the tile of the settings."""
         width = Width.of(self.fmt, self.fmt)
         if launch.name == BACKWARD:
             return CostModel(Algorithm.TILED, width, TILE, bc=TILE, stores_first=True, scales_lse=True)
-        return CostModel(Algorithm.TILED, width, self.br, bc=self.bc, recomputes_twice=True)
+        if launch.name == WIDE:
+            return CostModel(Algorithm.TILED, width, TILE, bc=TILE, passes=3, scales_lse=True)
+        return CostModel(Algorithm.TILED, width, self.br, bc=self.bc, passes=2)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[BackwardPrecision]:
         """See `Implementation`; `Gradients.launch` states the tile of a launch.

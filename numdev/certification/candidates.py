@@ -385,6 +385,7 @@ def _without_partial(tiles: Tensor) -> Tensor:
 
 
 def _without_rows(p: Tensor, delta: Tensor, *_: object, rows: int) -> tuple[Tensor, Tensor]:
+    """P of 0 for the queries beyond the last whole tile of so many."""
     first = p.shape[-2] // rows * rows or p.shape[-2]
     return p.masked_fill((torch.arange(p.shape[-2]) >= first)[:, None], 0.0), delta
 

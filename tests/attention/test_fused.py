@@ -23,7 +23,8 @@ def tensors(device: str, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     return [x.requires_grad_() for x in (q, k, v)]
 
 
-@pytest.mark.parametrize("mask", [MASKS[0], *(pytest.param(mask, marks=pytest.mark.slow) for mask in MASKS[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", MASKS)
 def test_torch_accepts_both_operators(device: str, mask: dict[str, Any]) -> None:
     """Schemas, registration with autograd, and shapes and strides without data, also where they are symbols."""
     q, k, v = tensors(device)

@@ -217,6 +217,7 @@ def test_a_tile_that_does_not_fit_says_what_it_needs(device: str, monkeypatch: p
         SMALL(*on(device, inputs[:3]), Mask(), 0.77)  # which no other test has prepared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [lambda: replace(SMALL), lambda: Instrumented(Precision.parse("bf16"), Tiling(16, 16))])
 def test_a_call_that_was_prepared_serves_other_tensors_and_keeps_none(device: str, made: Callable[[], Any]) -> None:
     """Of the same layout; one of another layout, mask or scale is prepared anew."""

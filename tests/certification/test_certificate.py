@@ -51,7 +51,7 @@ TILES = {
 }
 
 
-@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * ("splits" in name)) for name in TILES])
 def test_a_right_kernel_passes_and_its_tiles_are_read(certified: Certifier, name: str) -> None:
     certificate = certified(CORRECT[name], (*NUMERIC, *MASKED, *SOME_PROBES))
     assert certificate.verdict is Verdict.PASS, certificate.text()

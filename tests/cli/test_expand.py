@@ -140,7 +140,8 @@ class TestBadStudies:
             study(**parts)
 
 
-LONG = ("fig7_full", "fig8_full", "validate_backward")  # fig7 and fig8 have as much
+# fig7 and fig8 have as much; routers and kernels have tests of their own
+LONG = ("fig7_full", "fig8_full", "router", "validate", "validate_backward")
 
 
 @pytest.mark.parametrize(

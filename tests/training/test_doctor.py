@@ -38,6 +38,9 @@ EXPECTED = {
 RATE = CASES["learning rate"]
 
 
+LONG = ("accumulators", "large logits")
+
+
 def diagnosed(case: Case, folder: Path, **settings: Any) -> nd.doctor[Any]:
     batches, step = case.set_up(folder, **settings)
     for batch in batches:
@@ -45,7 +48,7 @@ def diagnosed(case: Case, folder: Path, **settings: Any) -> nd.doctor[Any]:
     return batches
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "accumulators" else ()) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in CASES])
 def test_planted_causes_are_told_apart(name: str, tmp_path: Path) -> None:
     verdict, sentence = EXPECTED[name]
     diagnosis = diagnosed(CASES[name], tmp_path).diagnosis

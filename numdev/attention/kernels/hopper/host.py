@@ -177,17 +177,13 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     of_dk, of_dv = (_blocks(meta(x.shape, dtype=dtype), ROWS, dim) for x in (k, v))
     described = *of_inputs, of_row, of_row, of_dk, of_dv, of_total
 
-    def prepared(out: Tensor, do: Tensor, lse: Tensor, *rest: Tensor) -> tuple[Any, ...]:
-        return view(out), view(do), view(lse[..., None]), *rest, queries, rows, heads, dim, ROWS, ROWS
-
     def attended(*tensors: Tensor) -> tuple[Any, ...]:
         return *(of(x) for of, x in zip(described, tensors, strict=False)), *tensors[len(described) :], *numbers
 
     def converted(total: Tensor, seeing: Tensor, *rest: Tensor) -> tuple[Any, ...]:
         return total, view(seeing), *rest, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal
 
-    turns = batch * heads * rows // ROWS
-    preprocess = Launcher(backward.preprocess, (turns,), prepared, num_warps=4)
+    preprocess, turns = _preprocess(q)
     main = Launcher(backward.gradients, (tiles * kv_heads * batch,), attended, num_warps=4, launch_pdl=True)
     convert = Launcher(backward.convert, (turns,), converted, num_warps=4, launch_pdl=True)
     make = partial(torch.tensor, lengths, dtype=torch.int32)
@@ -210,6 +206,18 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     return Plan(run, KernelLaunch(BACKWARD, QUERIES[dim], TILE, stages=STAGES))
 
 
+def _preprocess(q: Tensor) -> tuple[Launcher, int]:
+    """The kernel that makes LSE log2(e) and delta of queries like these, and how many programs it has, each with a counter."""
+    batch, heads, queries, dim = q.shape
+    rows = math.ceil(queries / TILE) * TILE
+
+    def arguments(out: Tensor, do: Tensor, lse: Tensor, *rest: Tensor) -> tuple[Any, ...]:
+        return view(out), view(do), view(lse[..., None]), *rest, queries, rows, heads, dim, ROWS, ROWS
+
+    programs = batch * heads * rows // ROWS
+    return Launcher(backward.preprocess, (programs,), arguments, num_warps=4), programs
+
+
 def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     """`gradients` at d = 256: each kernel but the first may start before its predecessor ends, and reads nothing of it."""
     q, k, v, do = inputs[:4]
@@ -221,15 +229,11 @@ def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     blocks = {name: _blocks(x, ROWS, dim) for name, x in zip(("q", "k", "v", "do"), (q, k, v, do), strict=True)}
     made = {name: _blocks(meta(x.shape, dtype=q.dtype), ROWS, dim) for name, x in (("dq", q), ("dk", k), ("dv", v))}
 
-    def of_rows(*tensors: Tensor) -> tuple[Any, ...]:
-        out, do, lse, *rest = tensors
-        return view(out), view(do), view(lse[..., None]), *rest, queries, rows, heads, dim, ROWS, ROWS
-
     def launcher(sums: str, *names: str) -> Launcher:
         tokens, count = (queries, heads) if sums == "dq" else (keys, kv_heads)
         tiles, visited = math.ceil(tokens / TILE), keys if sums == "dq" else queries * group
         together = _together(batch * count, visited, dim) if mask.causal else 1
-        halves = sums == "dk" or (sums == "dq" and mask.causal)  # on an H200, no mask: dK 493 and dQ 459 for 450 and 516 TFLOP/s
+        halves = sums == "dk" or (sums == "dq" and mask.causal)  # the faster, see "What was tried" in docs/reference/kernels.md
         code = wide.Code(dim, _DTYPES[q.dtype], sums, sums == "dv", halves, mask.causal, bool(keys % ROWS), REGISTERS)
         described = [*(blocks[name] for name in names), of_row, of_row, made[sums]]
         if halves:
@@ -241,8 +245,7 @@ def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
 
         return Launcher(wide.gradient, (tiles * batch * count,), arguments, num_warps=4, launch_pdl=True)
 
-    turns = batch * heads * rows // ROWS
-    preprocess = Launcher(backward.preprocess, (turns,), of_rows, num_warps=4)
+    preprocess, turns = _preprocess(q)
     values, of_keys = launcher("dv", "k", "k", "q", "do"), launcher("dk", "k", "v", "q", "do")
     of_queries = launcher("dq", "q", "do", "k", "v")
 

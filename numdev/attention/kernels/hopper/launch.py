@@ -28,7 +28,7 @@ _SHORT = 4096  # keys: below this, causal tiles of 192 rows waste more on the di
 BACKWARD = "numdev hopper backward, one kernel"
 """The name of the backward kernel in `KernelLaunch`."""
 WIDE = "numdev hopper backward, three kernels"
-"""Their name at d = 256."""
+"""That of the kernels at d = 256."""
 QUERIES = {64: 128, 128: 64, 256: 64}
 """Queries in a tile of the backward kernel, by head_dim: the fastest of those tried on an H200 that spill no matrix to memory."""
 STAGES, REGISTERS = 2, 240  # of the backward kernel: buffers for Q and for dO, and registers of a computing thread
@@ -132,7 +132,8 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
     accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
     if (refused := accepts.refusal(settings) or _MASK.refusal(mask)) is not None:
         return str(refused)
-    if backward and head_dim == 256 and min(mask.lengths(q.shape[0], keys := tensors["k"].shape[2])) < keys:
+    keys = tensors["k"].shape[2]
+    if backward and head_dim == 256 and min(mask.lengths(len(q), keys)) < keys:
         return "at d = 256 it takes no key lengths"
     if backward and head_dim < 256 and (programs := waiting(q.shape[2], mask)) > processors:
         return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"

@@ -284,6 +284,7 @@ def probabilities(w: gl.constexpr, setting, work, s, lse2, block, scale2, MASK: 
 
 @gluon.jit
 def as_operand(setting, x):
+    """P or dS in the format of the inputs, in the registers that the sum reads."""
     return gl.convert_layout(x.to(setting.dtype), setting.p)
 
 
@@ -320,8 +321,7 @@ def addition(setting, shared, p, dp, acc, i, delta):
     else:
         p = p * (dp - beside(setting, delta, shared.delta, at))
         y = shared.y1.index(at)
-    operand = gl.convert_layout(p.to(setting.dtype), setting.p)
-    return warpgroup_mma(operand, y.reshape((ROWS, setting.dim)), acc, is_async=True)
+    return warpgroup_mma(as_operand(setting, p), y.reshape((ROWS, setting.dim)), acc, is_async=True)
 
 
 @gluon.jit

@@ -228,8 +228,9 @@ class Operation:
     """
 
     name: str  # name of the operation, as records state it
-    # The exact implementation; None if there is none, as for training, whose runs are compared with one another
-    golden: Measurable | None
+    # The exact implementation, a `Measurable` unless a kind of its own measures it; None if there is none, as for training, whose
+    # runs are compared with one another
+    golden: Any
     inputs: tuple[Inputs, ...]  # named inputs, with the rules that draw them
     outputs: tuple[Output, ...]  # named outputs, the primary one first; a variant gives each a format of its own
     # The dimension of inputs and outputs, by name, along which they have rows that are independent of one another, as tokens or
@@ -256,7 +257,8 @@ class Operation:
         """
         if self.golden is None:
             raise Unsupported("operation", f"{self.name} has no exact result from which a deviation could be measured")
-        return self.golden
+        exact: Measurable = self.golden
+        return exact
 
     @property
     def output_names(self) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class TestEffects:
 
     def test_of_a_sum_are_its_terms(self) -> None:
         terms = {"a": 3.0, "b": 0.5, "c": 0.0}
-        found = effects(tuple(terms), {own: sum(terms[name] for name in own) for own in subsets(tuple(terms))})
+        found = effects(tuple(terms), {own: sum((terms[name] for name in own), 0.0) for own in subsets(tuple(terms))})
         assert {own[0]: value for own, value in found.items() if len(own) == 1} == pytest.approx(terms)
         assert all(value == pytest.approx(0) for own, value in found.items() if len(own) == 2)
 
@@ -255,7 +255,7 @@ class TestKind:
 
     def test_refuses_what_it_cannot_compare(self) -> None:
         with pytest.raises(BadInput, match=r"task.*task=language"):
-            Problem("scenes")  # type: ignore[arg-type]
+            Problem("scenes")
         with pytest.raises(BadInput, match=r"problem\.sequences.*at least 2"):
             Problem(TASK, sequences=1)
         with pytest.raises(BadInput, match="must hold"):

@@ -73,6 +73,7 @@ from .attention.vendor.sdpa import Sdpa as Sdpa
 from .attention.vendor.sdpa import SdpaBackward as SdpaBackward
 from .attention.vendor.vanilla import Vanilla as Vanilla
 from .attention.vendor.vanilla import VanillaBackward as VanillaBackward
+from .certification.certificate import Certificate as Certificate
 from .certification.certificate import certify as certify
 from .errors import BadInput as BadInput
 from .errors import NumdevError as NumdevError

@@ -41,6 +41,7 @@ from numdev.results.environment import environment
 from numdev.results.record import key_of, student_quantile, write_atomically
 
 _RISE = 12.0  # of the scores from the first key to the last, or back
+_ABOVE = 11.0  # of the score of a sink, at which most P are subnormal in FP16
 ABSURD = 1e9
 """The ratio of a result that is not finite, or not 0, where golden is."""
 _NOTHING = 2e-12  # ratios up to this are of results without an error
@@ -64,6 +65,12 @@ def _columns(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -
     """Nearly constant columns of v: `O = c sum(P~) / l` shows what the row sum and the division lose, far below an ulp of c."""
     base = torch.linspace(1.0, 1.9, x["v"].shape[-1], dtype=torch.float64)
     x["v"] = base + torch.rand(x["v"].shape, generator=generator, dtype=torch.float64) / 8
+
+
+def _silent(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
+    """A first key of value 0, whose score is far above the others, as the sinks of trained models: out is of small P alone."""
+    x["q"][..., 0], x["k"][..., 0, :], x["v"][..., 0, :] = 1.0, 0.0, 0.0
+    x["k"][..., 0, 0] = _ABOVE / scale
 
 
 def _null(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
@@ -125,6 +132,7 @@ CASES = (
     Case("outliers", "errors of the scale and of the scores", Distribution(Kind.OUTLIERS)),
     Case("ties", "rows with equal largest scores", Distribution(Kind.TIED, copies=4)),
     Case("sink", "a row sum of one large and many small terms", Distribution(Kind.SINK), names=True),
+    Case("silent sink", "P near 0, and what is flushed", change=_silent, names=True),
     Case("columns", "errors of the row sum and of the division", change=_columns),
     Case("null", "errors of the scores and of P", change=_null),
     Case("ramp", "rescales in either order of the tiles", change=_ramp, names=True),

@@ -43,6 +43,8 @@ class Candidate:
         """Both at once; None where they meet in a place."""
         if self.changes.keys() & other.changes.keys():
             return None
+        if not self.changes:
+            return other
         step, title = " and ".join(sorted((self.step, other.step))), f"{self.title} and {other.title}"
         return Candidate(step, title, {**self.changes, **other.changes}, self.permitted and other.permitted, fitted=True)
 
@@ -66,7 +68,10 @@ _FORWARD_STEPS = {
     "rescale": ("alpha", "alpha of O", "alpha of l"),
     "row_sum": ("the row sum", "the row sum of each tile"),
     "values": ("the product P V",),
-    "accumulator": ("the accumulator", "the rescaled accumulator", "the accumulator divided in every tile"),
+    "accumulator": (
+        *("the accumulator", "the rescaled accumulator", "the rescaled accumulator + the accumulator"),
+        "the accumulator divided in every tile",
+    ),
     "division": ("the dividend O", "the divisor l", "1 / l", "the dividend O + 1 / l"),
     "splits": ("the O of splits", "the LSE of splits", "the LSE of splits in base 2", "weights of splits"),
     "lse": ("the LSE", "the LSE in base 2", "the l of the LSE"),
@@ -262,6 +267,10 @@ def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate
         yield unknown("lse", "an unknown error of the LSE alone", alone)
 
 
+def _rounded_up(lengths: Tensor, n: int) -> Tensor:
+    return -(-lengths // n) * n
+
+
 _IGNORED: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
 _ALL_KEYS: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
 _READ: dict[str, Change] = _ALL_KEYS | {"padding": lambda x: x}
@@ -274,6 +283,13 @@ _MASK_FAULTS = (
     Candidate("limit", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]}),
     Candidate("limit", "a causal limit that is ignored", {"limit": _IGNORED["limit"]}),
     Candidate("window", "a window that is ignored", {"window": _IGNORED["window"]}),
+    *(
+        Candidate(
+            "lengths", f"key lengths rounded up to a multiple of {title}{word}", {"lengths": partial(_rounded_up, n=n), **read}
+        )
+        for n, title in {8: "8, 16 or 32", 64: "64 or 128"}.items()  # which no case tells apart
+        for word, read in {"": {}, ", of padding that is read": {"padding": _READ["padding"]}}.items()
+    ),
     Candidate("lengths", "padded keys that are read", _READ),
     Candidate("lengths", "padded keys that count as zeros", _ALL_KEYS),
     Candidate("mask", "every mask ignored", _IGNORED | _READ),
@@ -380,8 +396,10 @@ def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
     return v.index_copy(-3, torch.arange(v.shape[-3])[tiles], moved[..., tiles, :, :])
 
 
-def _without_partial(tiles: Tensor) -> Tensor:
-    return _with(tiles, -2, -1, NEVER) if bool(tiles[..., -1, -1].isneginf().all()) else tiles
+def _without_partial(tiles: Tensor, least: int = _MOST_KEYS) -> Tensor:
+    """Without a last tile of fewer keys than it has room for, and than `least`."""
+    keys = int((~tiles[..., -1, :].isneginf().flatten(0, -2).all(0)).sum())
+    return _with(tiles, -2, -1, NEVER) if tiles.shape[-2] > 1 and keys < min(least, tiles.shape[-1]) else tiles
 
 
 def _without_rows(p: Tensor, delta: Tensor, *_: object, rows: int) -> tuple[Tensor, Tensor]:
@@ -407,6 +425,14 @@ _FORWARD_FAULTS = (
     ),
     Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: _with(x, -2, -1, NEVER)}),
     Candidate("tile", "a last partial tile left out", {"tiles of scores": _without_partial}),
+    *(
+        Candidate(
+            "tile",
+            f"a last tile of fewer than {n} keys, or of some more, left out",
+            {"tiles of scores": partial(_without_partial, least=n)},
+        )
+        for n in (8, 16, 32)
+    ),
     Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
     Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m}),
     Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m}),
@@ -453,6 +479,9 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield _by_table(2**bits, torch.floor, ", truncated")
     yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_of_two_bases(), *_accumulations())
     yield Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255})
+    for stored, least in ((Stored(FP16), 14), (Stored(E4M3FN), 6)):
+        flushed = partial(_flushed, least=2.0**-least, then=stored)
+        yield Candidate("probabilities", f"P in {stored}, below 2^-{least} flushed", {"P": flushed})
     for power in _POWERS:
         title, flushed = f"below 2^-{power} flushed", partial(_flushed, least=2.0**-power)
         yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})

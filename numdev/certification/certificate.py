@@ -41,6 +41,7 @@ DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
 """Seeds at first, and at most for what these do not decide; sizes of heads."""
 
 
+OF_PROBES = {probe.name: probe.case for probe in PROBES}
 _FEW = 3  # cases that fail, which are named where no candidate explains the error
 
 
@@ -128,9 +129,13 @@ class Certificate:
     def sentence(self) -> str:
         """The step that errs, or the probe that fails; of a kernel that passes how it computes."""
         failing = [probe for probe in self.probes if probe.fails]
-        errs = any(case.verdict is Verdict.FAIL for case in self.cases)
-        if failing and (self.culprit is None or self.culprit.is_permitted or not (errs or self.culprit.is_explained)):
-            return f"{failing[0].states} It does not hold: {failing[0].reason}."
+        errs = [case.name for case in self.cases if case.verdict is Verdict.FAIL]
+        beside = [probe for probe in failing if OF_PROBES[probe.name] not in errs]  # its inputs fail only as it changes them
+        is_permitted = self.culprit is None or self.culprit.is_permitted
+        stated = beside or (failing if is_permitted or not errs else [])
+        if stated and (is_permitted or not (self.culprit and self.culprit.is_explained)):
+            more = f" It {self.culprit.sentence()}." if errs and self.culprit and not is_permitted else ""
+            return f"{stated[0].states} It does not hold: {stated[0].reason}.{more}"
         if self.culprit is None:
             return "Every probe holds." if all(probe.outcome == "holds" for probe in self.probes) else "No probe fails."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""

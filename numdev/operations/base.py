@@ -166,6 +166,7 @@ def jit(function: Callable[..., Any]) -> Callable[[Tensor], Any]:
         function.__globals__["tl"] = tl
         return triton.jit(function)
 
+    @functools.wraps(function)
     def kernel(x: Tensor) -> Any:
         if triton_version() == "none":
             raise Unsupported("variant", "the package triton is not installed; pip install 'numdev[kernels]'")

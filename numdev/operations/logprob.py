@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -172,7 +172,8 @@ class Fused(Targets, InDtype):
 
 @jit
 def _logprob(
-    h_ptr: Any, w_ptr: Any, y_ptr: Any, o_ptr: Any, lse_ptr: Any, tokens: Any, vocabulary: Any, hidden: Any,
+    h_ptr: tl.tensor, w_ptr: tl.tensor, y_ptr: tl.tensor, o_ptr: tl.tensor, lse_ptr: tl.tensor, tokens: tl.tensor,
+    vocabulary: tl.tensor, hidden: tl.tensor,
     BR: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BR + tl.arange(0, BR)

@@ -172,7 +172,7 @@ class Torch(InDtype):
 
 @jit
 def _matmul(
-    a_ptr: Any, b_ptr: Any, c_ptr: Any, m: Any, n: Any, k: Any, size: Any,
+    a_ptr: tl.tensor, b_ptr: tl.tensor, c_ptr: tl.tensor, m: tl.tensor, n: tl.tensor, k: tl.tensor, size: tl.tensor,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
     rows = tl.program_id(0) * BM + tl.arange(0, BM)

@@ -6,7 +6,7 @@ A fused kernel sums the squares of a row in FP32 and rounds y once; three tensor
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -113,7 +113,10 @@ class Torch(InDtype):
 
 
 @jit
-def _rmsnorm(x_ptr: Any, w_ptr: Any, y_ptr: Any, rms_ptr: Any, n: Any, eps: Any, BLOCK: tl.constexpr) -> None:
+def _rmsnorm(
+    x_ptr: tl.tensor, w_ptr: tl.tensor, y_ptr: tl.tensor, rms_ptr: tl.tensor, n: tl.tensor, eps: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], tl.float32)  # [BLOCK] partial sums
     for start in range(0, n, BLOCK):

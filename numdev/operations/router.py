@@ -229,8 +229,9 @@ class Eager(InDtype):
 
 @jit
 def _router(
-    x_ptr: Any, w_ptr: Any, e_ptr: Any, p_ptr: Any, s_ptr: Any, hidden: Any, experts: Any, K: tl.constexpr,
-    SIGMOID: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr: tl.tensor, w_ptr: tl.tensor, e_ptr: tl.tensor, p_ptr: tl.tensor, s_ptr: tl.tensor, hidden: tl.tensor,
+    experts: tl.tensor,
+    K: tl.constexpr, SIGMOID: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     row, ids = tl.program_id(0).to(tl.int64), tl.arange(0, EXPERTS)
     logits = tl.zeros([EXPERTS], tl.float32)

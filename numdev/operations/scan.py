@@ -234,7 +234,8 @@ class Fla(Gates, InDtype):
 
 @jit
 def _scan(
-    q_ptr: Any, k_ptr: Any, v_ptr: Any, g_ptr: Any, b_ptr: Any, o_ptr: Any, s_ptr: Any, n: Any, key: Any, value: Any,
+    q_ptr: tl.tensor, k_ptr: tl.tensor, v_ptr: tl.tensor, g_ptr: tl.tensor, b_ptr: tl.tensor, o_ptr: tl.tensor,
+    s_ptr: tl.tensor, n: tl.tensor, key: tl.tensor, value: tl.tensor,
     DELTA: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
 ) -> None:  # fmt: skip
     head, rows = tl.program_id(0), tl.arange(0, BK)

@@ -525,6 +525,8 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "ring of 12, its LSE in BF16": (Flash(48, splits=12, merge=partial(ring, stored=same, of_lse=bf16)), "split|lse"),
     "partial outputs in BF16, of 144": (Flash(144, splits=3, part=lambda o, lse: (bf16(o), lse)), "accumulator|split"),
     "l in BF16, splits of 176": (Flash(176, splits=2, total=bf16), "row_sum"),
+    "P in FP16, flushed": (Flash(32, reverse=True, p=lambda p: fp16(p).masked_fill(fp16(p) < 2**-14, 0)), "probabilities"),
+    "O in FP16, 24": (Flash(24, rescaled=fp16, o=fp16), "accumulator"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }
@@ -538,6 +540,11 @@ STRUCTURE: dict[str, Step] = {
     "window - 1": Flash(48, seen=partial(visible, wider=-1)),
     "window ignored": F.but(seen=lambda i, j, shift, mask: visible(i, j, shift, replace(mask, window=None))),
     "lengths ignored": F.but(seen=lambda i, j, shift, mask: visible(i, j, shift, replace(mask, key_lengths=None))),
+    "lengths to a multiple of 16": F.but(
+        seen=lambda i, j, shift, mask: visible(
+            i, j, shift, replace(mask, key_lengths=mask.key_lengths and tuple(-(-n // 16) * 16 for n in mask.key_lengths))
+        )
+    ),
     "length of the first entry": F.but(
         seen=lambda i, j, shift, mask: visible(
             i, j, shift, replace(mask, key_lengths=mask.key_lengths and mask.key_lengths[:1] * len(mask.key_lengths))
@@ -546,6 +553,7 @@ STRUCTURE: dict[str, Step] = {
     "heads in turn": B2.but(heads=lambda heads, kv_heads: torch.arange(heads) % kv_heads),
     "first head of k and v": F.but(heads=lambda heads, kv_heads: torch.arange(heads) * 0),
     "ragged tile dropped": B2.but(tiles=lambda keys, bc: spans(keys, bc)[: max(1, keys // bc)]),
+    "small tile dropped": Flash(48, tiles=lambda keys, bc: [t for t in spans(keys, bc) if t[1] - t[0] > 15] or spans(keys, bc)),
     "first tile dropped": F.but(reverse=True, tiles=lambda keys, bc: spans(keys, bc)[1:] or spans(keys, bc)),
     "second tile dropped": Flash(48, tiles=lambda keys, bc: [t for t in spans(keys, bc) if t[0] != bc]),
     "padding counted": Flash(64, load=zero_padded(64)),

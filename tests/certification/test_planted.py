@@ -25,7 +25,18 @@ from tests.certification import backward_kernels, forward_kernels
 from tests.certification.forward_kernels import Flash, Step
 
 SEED = 7001
-CASES_OF_TESTS = ("normal", "sink", "ramp", "captured", "causal", "tall causal", "window", "key lengths", "grouped heads")
+CASES_OF_TESTS = (
+    "normal",
+    "sink",
+    "silent sink",
+    "ramp",
+    "captured",
+    "causal",
+    "tall causal",
+    "window",
+    "key lengths",
+    "grouped heads",
+)
 PROBES_OF_TESTS = ("untouched", "same bits", "every element", "empty rows", "padding")
 Certifier = Callable[..., Certificate]
 

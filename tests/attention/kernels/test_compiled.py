@@ -9,6 +9,7 @@ The requests are the most demanding ones. `TRITON_INTERPRET` must not be set.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -226,7 +227,29 @@ def hopper_wide(sums: str, causal: bool, ragged: bool) -> list[dict[str, Any]]:
     return [{"dim": 256, "sums": sums} | needs(kernel, 90)]
 
 
+def operation(name: str, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The kernel of an operation in `numdev.operations`; sizes are whole numbers, and eps is not."""
+    import triton
+
+    module = importlib.import_module(f"numdev.operations.{name}")
+    function = getattr(module, f"_{name}").__wrapped__
+    function.__globals__["tl"] = triton.language
+    kernel = triton.jit(function)
+    types = {each: "*i32" if each == "y_ptr" and name == "logprob" else "*bf16" for each in kernel.arg_names if "_ptr" in each}
+    types |= {each: "*fp32" for each in ("lse_ptr", "c_ptr", "s_ptr", "rms_ptr", "g_ptr") if each in types} | {"eps": "fp32"}
+    return [{"operation": name} | needs(compile_for(kernel, values, types, 90, {}), 90)]
+
+
+# Operation, constants
+OPERATIONS = (
+    ("matmul", {"BM": 16, "BN": 64, "BK": 64}),
+    ("rmsnorm", {"BLOCK": 1024}),
+    ("router", {"K": 8, "SIGMOID": False, "EXPERTS": 64, "BLOCK": 128}),
+    ("scan", {"DELTA": True, "BK": 64, "BV": 16}),
+    ("logprob", {"BR": 16, "BC": 64, "BK": 64}),
+)
 KINDS: dict[str, Any] = {
+    "operation": (operation, OPERATIONS),
     "portable": (portable_forward, PORTABLE),
     "backward": (portable_backward, BACKWARD),
     "hopper": (hopper, HOPPER),
@@ -269,6 +292,12 @@ def test_the_chosen_backward_tiles_fit_and_stay_in_registers() -> None:
             assert kernel["stack"] == kernel["spills"] == 0 or kernel["kernel"] == "delta", kernel
             assert kernel["wgmma"] > 0 or kernel["dim"] > 128, kernel
             assert not kernel["warnings"] or kernel["dim"] > 128, kernel
+
+
+def test_the_kernels_of_operations_compile_without_spills() -> None:
+    """The compiler takes fewer programs than the interpreter does."""
+    for kernel in in_a_process("operation"):
+        assert kernel["spills"] == 0, kernel
 
 
 @pytest.mark.parametrize("kind", ["hopper", "hopper_backward", "hopper_wide"])

@@ -4,7 +4,8 @@
 
 BF16, 32 heads on 8 KV heads, head_dim 128. Memory is the limit, so the figure is the bytes of q, k, v and O over the time
 of a call, in GB/s. Each call reads inputs of its own, until all of them are more than the second-level cache holds; timing is
-that of `benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program.
+that of `benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program;
+`splits of 2048` has the same bits in every batch and as the last row of a prefill.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def contenders(sets: Inputs) -> dict[str, Callable[[], object]]:
         "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
         "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "numdev auto": ours(Triton()),
+        "splits of 2048": ours(Triton(split_size=2048)),
         "unsplit hopper": ours(Triton(kernel=Kernel.HOPPER)),
         "unsplit portable": ours(Triton(kernel=Kernel.PORTABLE, splits=1)),
     }

@@ -129,5 +129,5 @@ RECOMPUTE = Accepts(
     output=(OutputForDelta.ROUNDED, OutputForDelta.UNROUNDED),
     exponential=Accepts(Exponential, binary=ALL),
 )
-TILING = Accepts(Tiling, "tiling", **of("br bc order splits stride seed", ALL))
+TILING = Accepts(Tiling, "tiling", **of("br bc order splits stride seed split_size", ALL))
 MASK = Accepts(Mask, "problem", **of("causal window key_lengths", ALL))

@@ -92,6 +92,7 @@ class KernelArithmetic(Generic[AnyPrecision]):
     order: Order | None = None  # of the tiles of keys. Additions by atomics have none: `Order.RANDOM` draws one
     query_order: Order | None = None  # of the tiles of queries; with `tiling` None where it is the same
     splits: int | None = None
+    split_size: int | None = None
     turns: Turns | None = None  # with `tiling`, an order of query tiles for each tile of keys
     why: str = "it is not published"
 

@@ -127,7 +127,8 @@ def emulation_of(
     known = variant.arithmetic(shape, mask)
     tiling = known.tiling
     if tiling is None:
-        tiling = Tiling(**_chosen(variant, known, bc=bc, order=order), splits=known.splits or splits)
+        chosen = _chosen(variant, known, bc=bc, order=order)
+        tiling = Tiling(**chosen, splits=known.splits or splits, split_size=known.split_size)
     return Tiled(known.precision, tiling, known.softmax, count=False)
 
 

@@ -159,15 +159,21 @@ class Run:
     factor: float
     counters: Counters | None
     tiles_per_promotion: int = 1
+    joins: bool = False  # whether splits are joined one after the other, and not combined by their LSE
 
     def rows(self, splits: list[list[Range]], first: int, last: int) -> tuple[Tensor, Tensor]:
         """Output and LSE of the rows `[first, last)` after every tile of every split of the keys."""
-        parts = []
+        parts, whole = list[tuple[Tensor, Tensor]](), Rows(self, first, last, len(splits)) if self.joins else None
         for split, tiles in enumerate(splits):
             rows = Rows(self, first, last, split)
             for index, tile in enumerate(tiles):
                 rows.meet(index, tile)
-            parts.append(rows.finish())
+            if whole is None:
+                parts.append(rows.finish())
+            else:
+                whole.join(rows)
+        if whole is not None:
+            parts = [whole.finish()]
         out, lse = parts[0] if len(parts) == 1 else self.steps.combine(parts, first)
         return self.steps.output(out), lse
 
@@ -289,12 +295,31 @@ class Rows:
         else:
             steps.do("rescale output", o, alpha)
 
+    def join(self, split: Rows) -> None:
+        """A split after these, as a tile under `Maximum.LOCAL`; a row that sees no key of it keeps its state."""
+        steps, soft = self._run.steps, self._run.softmax
+        split._settle()
+        m = torch.maximum(self.m, split.m)
+        alpha, beta = (steps.rescale(each.m, m, soft.exp.exact) for each in (self, split))
+        kept, own = steps.do("weigh sum", self.l.clone(), alpha), steps.do("weigh sum", split.l, beta)
+        row_sum = steps.do("add sums", kept.clone(), own)
+        each = soft.normalise is Normalise.EACH
+        name, left, right = ("weigh output", kept, own) if each else ("rescale output", alpha, beta)
+        o = steps.do("accumulate weighed", steps.do(name, self.o.clone(), left), steps.do(name, split.o, right))
+        o = steps.normalise(o, row_sum) if each else o
+        seen = split.m != NEVER
+        self.m, self.l, self.o = m, torch.where(seen, row_sum, self.l), torch.where(seen, o, self.o)
+
+    def _settle(self) -> None:
+        """Begin the rounding events that follow all tiles; what is pending is promoted."""
+        self._run.steps.at(self._split, -1, self._first)
+        if self._pending is not None:
+            self._run.steps.do("accumulate", self.o, self._unscale(self._pending))
+
     def finish(self) -> tuple[Tensor, Tensor]:
         """The normalised rows, and their LSE."""
         steps, soft = self._run.steps, self._run.softmax
-        steps.at(self._split, -1, self._first)
-        if self._pending is not None:
-            steps.do("accumulate", self.o, self._unscale(self._pending))
+        self._settle()
         out = self.o if soft.normalise is Normalise.EACH else steps.normalise(self.o, self.l)
         return out, steps.lse(self.m, self.l, soft.log_scale)
 

@@ -41,7 +41,7 @@ from numdev.settings import setting
 
 READ = PRESET | STEPS | TILES | RECURRENCE
 """The settings that a forward pass over tiles reads."""
-READ_BACKWARD = BACKWARD_STEPS | FORWARD_STEPS | RECURRENCE | RECOMPUTED | (TILES - {"tiling.splits"})
+READ_BACKWARD = BACKWARD_STEPS | FORWARD_STEPS | RECURRENCE | RECOMPUTED | (TILES - {"tiling.splits", "tiling.split_size"})
 """Those of both passes."""
 
 
@@ -91,6 +91,8 @@ class GradientsOverTiles(Backward):
     def __post_init__(self) -> None:
         if self.tiling.splits != 1:
             raise BadInput("tiling.splits", self.tiling.splits, "gradients of ranges of keys cannot be combined; give 1")
+        if self.tiling.split_size is not None:
+            raise BadInput("tiling.split_size", self.tiling.split_size, "gradients have no splits of the keys; give null")
 
     @property
     def orders(self) -> tuple[Order, ...]:
@@ -193,7 +195,8 @@ class Tiled(OverTiles):
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
-        run = Run(Steps.of(self.precision, q.shape[-2]), self.softmax, q, k, v, mask, factor, counters, self.tiles_per_promotion)
+        steps, joins = Steps.of(self.precision, q.shape[-2]), self.tiling.split_size is not None
+        run = Run(steps, self.softmax, q, k, v, mask, factor, counters, self.tiles_per_promotion, joins)
         out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
         block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
         splits = self.tiling.key_tiles(k.shape[-2])

@@ -39,6 +39,9 @@ class Tiling:
 
     Rows are independent, so `br` changes no bit of an emulated result, only the shape of the work. The last tile is shorter where
     `bc` does not divide the number of keys. Splits (split-KV, Flash-Decoding) are each normalised, then combined by their LSE.
+
+    With `split_size` each split has as many keys, whatever their number, but for the last, and the splits are joined one after
+    the other, each as a tile is under `Maximum.LOCAL`: so one program may do them all, or each have one, with the same bits.
     """
 
     br: int = setting(
@@ -64,6 +67,13 @@ class Tiling:
     )
     stride: int = setting(2, "from one tile to the next in the order `strided`", "tiles")
     seed: int = setting(0, "what the order `random` is drawn with")
+    split_size: int | None = setting(
+        None,
+        "keys of each split, a multiple of Bc, in place of a number of splits; the splits are joined in order, so that a row has "
+        "the same bits in one program for all of them and in one for each; null is a number of splits",
+        "keys",
+        word="keys of a split",
+    )
     _: KW_ONLY
     sram: InitVar[int | None] = setting(
         None, "M; gives Bc = ceil(M/4d) and Br = min(Bc, d), as the paper does", "entries", column="", word="on-chip memory M"
@@ -84,6 +94,12 @@ class Tiling:
         for name in ("br", "bc", "splits", "stride"):
             if getattr(self, name) < 1:
                 raise BadInput(f"tiling.{name}", getattr(self, name), "give a whole number of at least 1")
+        if self.split_size is not None and (self.split_size < 1 or self.split_size % self.bc):
+            raise BadInput("tiling.split_size", self.split_size, f"give a multiple of tiling.bc={self.bc}, or null")
+        if self.split_size is not None and self.splits != 1:
+            raise BadInput(
+                "tiling.splits", self.splits, f"tiling.split_size={self.split_size} decides it; give null for one of them"
+            )
 
     @property
     def idle(self) -> dict[str, str]:
@@ -129,6 +145,8 @@ class Tiling:
     def split_bounds(self, keys: int) -> list[int]:
         """Split s has the tiles from bound s to bound s + 1."""
         count = math.ceil(keys / self.bc)
+        if self.split_size is not None:
+            return [*range(0, count, self.split_size // self.bc), count]
         return [round(i * count / self.splits) for i in range(self.splits + 1)]
 
     def rescales(self, keys: int) -> int:
@@ -151,7 +169,8 @@ class Tiling:
 class KernelLaunch:
     """The compiled kernel that really ran, with what is known of its launch; `str` is what results show as `kernel`.
 
-    Without a name tensor operations ran, or the kernel is not known. `splits` are ranges of keys whose results it combined.
+    Without a name tensor operations ran, or the kernel is not known. `splits` are ranges of keys whose results it combined,
+    unless they have a fixed size, of which a program may do several.
     """
 
     name: str = ""
@@ -160,9 +179,11 @@ class KernelLaunch:
     warps: int | None = None
     stages: int | None = None
     splits: int = 1
+    split_size: int | None = None
 
     def __str__(self) -> str:
-        settings = {"br": self.br, "bc": self.bc, "warps": self.warps, "stages": self.stages}
+        names = "br", "bc", "warps", "stages", "split_size"
+        settings = {name: getattr(self, name) for name in names}
         known = [f"{name}={value}" for name, value in settings.items() if value is not None]
         return " ".join([self.name, *known, *([] if self.splits == 1 else [f"splits={self.splits} combined=lse"])])
 

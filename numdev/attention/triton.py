@@ -65,7 +65,7 @@ class Products(Enum):
     TF32 = "tf32"  # rounded to 10 mantissa bits first, on the tensor cores
 
 
-_TILES = SIDES | {"tiling.order", "tiling.splits"}
+_TILES = SIDES | {"tiling.order", "tiling.splits", "tiling.split_size"}
 _OWN = {"attention.products", "attention.kernel", "attention.promotion"}
 _NEVER = 1 << 20  # products between promotions
 
@@ -87,6 +87,8 @@ class Triton(Planned, Attention):
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.launch` says which one ran.
         promotion: of the Hopper kernel in E4M3, after how many tiles of keys it adds the tensor cores' sum of `P V` to O.
+        split_size: keys of each split; the portable kernel then gives a row the same bits in every batch and among any number of
+            queries, in one tile for all (`numdev.attention.kernels.forward`).
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
@@ -107,9 +109,11 @@ class Triton(Planned, Attention):
     promotion: int = setting(
         1, "in e4m3fn with kernel=hopper, tiles of keys after which the tensor cores' sum of P V is added in FP32; 0 for never"
     )
+    split_size: int | None = None
 
     def __post_init__(self) -> None:
         _check(self.fmt, _FORMATS, self.br, self.bc, self.splits or 1)
+        Tiling(bc=self.bc or 1, splits=self.splits or 1, split_size=self.split_size)
         if self.promotion < 0:
             raise BadInput("attention.promotion", self.promotion, "give a number of tiles of keys, or 0 for never")
 
@@ -124,13 +128,14 @@ class Triton(Planned, Attention):
         order: Order | None,
         splits: int | None,
         promotion: int = 1,
+        split_size: int | None = None,
     ) -> Triton:
         """From settings, of which what is not set is left to the kernel.
 
         Raises:
             NotHonoured: for a policy whose output is in another format than theirs.
         """
-        made = Triton(fmt, *tile, order, splits, exponentials[0], products, kernel, promotion)
+        made = Triton(fmt, *tile, order, splits, exponentials[0], products, kernel, promotion, split_size)
         if "_" in preset and Precision.parse(preset).format != made.format:
             raise NotHonoured("precision.preset", preset, f"attention=triton returns {made.format}; name a format alone")
         return made
@@ -177,7 +182,8 @@ class Triton(Planned, Attention):
         if self.kernel is Kernel.AUTO:
             raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
         rows = shape.packed.queries if mask.window is None else shape.queries
-        if self.splits is None and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
+        chosen = self.splits is None and self.split_size is None
+        if chosen and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
             why = "with so few queries the kernel splits the keys by a rule that depends on the GPU; give a number"
             raise BadInput("tiling.splits", None, why)
         splits = self.splits or 1
@@ -185,7 +191,8 @@ class Triton(Planned, Attention):
             bc = keys_of_block(shape.head_dim)
             return KernelArithmetic(self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits)
         order, why = self.order or Order.FORWARD, "it depends on the launch"
-        return KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
+        known = KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
+        return replace(known, split_size=self.split_size)
 
     @property
     def is_tf32(self) -> bool:
@@ -234,8 +241,9 @@ class Triton(Planned, Attention):
         return plan._replace(run=run)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
-        device, splits = device_of(q.device), self.splits or 1
-        launch = choose(self.fmt, q.shape[-1], q.shape[2], mask, device, self.br, self.bc)
+        device, splits, size = device_of(q.device), self.splits or 1, self.split_size
+        asked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
+        launch = choose(self.fmt, q.shape[-1], *asked, device, self.br, self.bc)
         if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
             splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, device.multiprocessors)
         fills = self.kernel is Kernel.AUTO and splits > 1  # the portable kernel splits the keys, and fills the GPU so
@@ -246,9 +254,11 @@ class Triton(Planned, Attention):
             return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow)
         from numdev.attention.kernels import portable
 
-        tiling = Tiling(launch.br, launch.bc, self.order or Order.FORWARD, splits=splits)
+        order, number = self.order or Order.FORWARD, splits if size is None else 1
+        tiling = Tiling(launch.br, launch.bc, order, splits=number, split_size=size)
         settings = self.precision, tiling, self.softmax, self.is_tf32
-        request = portable.Request(*settings, warps=launch.warps, stages=launch.stages)
+        parallel = size is not None and splits > 1 and k.shape[2] > size
+        request = portable.Request(*settings, warps=launch.warps, stages=launch.stages, parallel=parallel)
         return portable.plan(request, q, k, v, mask, scale)
 
 

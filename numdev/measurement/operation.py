@@ -236,6 +236,8 @@ class Operation:
     # The dimension of inputs and outputs, by name, along which they have rows that are independent of one another, as tokens or
     # batch entries are; an input without any is shared by all rows.
     rows: Mapping[str, int] = field(default_factory=dict, hash=False)
+    # The dimension along which the last places of a row may be computed alone, the other inputs whole: queries, as in decoding
+    suffix: Mapping[str, int] = field(default_factory=dict, hash=False)
     steps: tuple[str, ...] = ()  # the names of the steps of its precision policy, in the order of execution
     counters: tuple[Column, ...] = ()  # events that a run may count: the columns of the table `counters`
     # What the settings of its problems and variants mean, as columns `problem.<setting>` and `variant.<setting>`; a study's

@@ -168,6 +168,7 @@ OF_FIELDS: dict[str, tuple[Any, ...]] = {
     "bc": (6, 16),
     "order": tuple(Order),
     "splits": (1, 2),
+    "split_size": (None,),  # which excludes splits and an order of the kernel: see test_triton.py
     "stride": (2, 3),
     "seed": (0, 9),
     "causal": (False, True),

@@ -24,7 +24,10 @@ tilings = st.builds(
 )
 
 
-@given(tilings, st.integers(1, 200))
+joined = tilings.map(lambda tiling: replace(tiling, splits=1, split_size=tiling.splits * tiling.bc))
+
+
+@given(st.one_of(tilings, joined), st.integers(1, 200))
 def test_the_order_is_the_one_stated(tiling: Tiling, keys: int) -> None:
     stated = [[(tile.start, tile.stop) for tile in tiles] for tiles in tile_orders(tiling, keys)]
     assert tiling.key_tiles(keys) == stated
@@ -54,6 +57,11 @@ def test_impossible_tilings_are_refused() -> None:
     for field in ("br", "bc", "splits", "stride"):
         with pytest.raises(BadInput, match=rf"^tiling\.{field}: 0 "):
             Tiling(**{field: 0})  # type: ignore[arg-type]
+    for refused in ({"split_size": 0}, {"split_size": 100}, {"split_size": 64, "bc": 128}):
+        with pytest.raises(BadInput, match=r"^tiling\.split_size: .* give a multiple of tiling\.bc="):
+            Tiling(**refused)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"^tiling\.splits: 2 .* tiling\.split_size=128 decides it"):
+        Tiling(splits=2, split_size=128)
     for elements, head_dim in ((0, 64), (1024, 0)):
         with pytest.raises(BadInput, match=r"^tiling\.sram: "):
             Tiling.from_sram(elements, head_dim)

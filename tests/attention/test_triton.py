@@ -20,15 +20,20 @@ from numdev import BadInput, Instrumented, Mask, Order, Precision, Tiling, Unsup
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, TF32, Format
 from numdev.attention import triton as fast
 from numdev.attention.base import Gradients, Saved
+from numdev.attention.emulation import emulation_of
 from numdev.attention.exact import Exact
 from numdev.attention.kernels import backward as backward_kernels
 from numdev.attention.kernels import forward, launch, portable
+from numdev.attention.kernels.hopper.launch import refusal
 from numdev.attention.kernels.launch import device_of, split_count
+from numdev.attention.precision import BackwardPrecision
+from numdev.attention.problem import Shape
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, Recompute
 from numdev.attention.steps import Steps
+from numdev.attention.tiled import TiledBackward
 from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
 from tests.attention.bounds import near_golden, output_near_golden
-from tests.cases import MASKS, POLICIES, Inputs, Sizes, draw, draw_all, fitted, lse_of, on
+from tests.cases import MASKS, POLICIES, Inputs, Sizes, draw, draw_all, fitted, lse_of, on, same
 
 RAGGED: Sizes = (1, 4, 2, 20, 37, 24)
 SMALL = Triton(br=16, bc=16)
@@ -392,3 +397,87 @@ def test_the_kernel_combines_as_its_specification_does(policy: Precision, splits
         lse[lse > float("-inf")].abs().max() + 2
     )
     assert bool((out[1, 1] == 0).all())
+
+
+RANGED = Triton(FP16, br=16, bc=16, split_size=32, kernel=Kernel.PORTABLE)
+BESIDE = [(slice(0, 2), 1), (slice(1, 2), 1), (slice(0, 1), 17)]  # batch entries, and last queries of each
+
+
+def differing(attend: Triton, keys: int, mask: Mask, device: str, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """Surroundings in which rows have other bits than among all, or with fewer keys in an earlier step of decoding."""
+    programs, plan = set(), portable.plan
+
+    def spied(request: portable.Request, *rest: Any) -> Any:
+        programs.add(request.parallel)
+        return plan(request, *rest)
+
+    monkeypatch.setattr(portable, "plan", spied)
+    q, k, v = on(device, attend.round_inputs(*draw((2, 2, 1, keys, keys, 16))))
+    whole, found = attend(q, k, v, mask), set[Any]()
+
+    def compare(place: Any, got: Any, batch: slice, rows: slice) -> None:
+        if not (torch.equal(got.out, whole.out[batch, :, rows]) and torch.equal(lse_of(got), lse_of(whole)[batch, :, rows])):
+            found.add(place)
+
+    for batch, last in BESIDE:
+        rows = slice(keys - last, keys)
+        compare((batch.start, last), attend(q[batch, :, rows], k[batch], v[batch], mask), batch, rows)
+    for step in (1, 32, 43) if mask.causal else ():
+        some, one = slice(0, step), slice(step - 1, step)
+        compare(step, attend(q[:, :, one], k[:, :, some], v[:, :, some], mask), slice(0, 2), one)
+    assert programs == ({False, True} if attend.split_size and mask.window is None else {False})
+    return found
+
+
+@pytest.mark.usefixtures("eight_multiprocessors")
+@pytest.mark.parametrize(
+    "mask", [Mask(causal=True), *(pytest.param(mask, marks=pytest.mark.slow) for mask in (Mask(), Mask(causal=True, window=40)))]
+)
+def test_splits_of_a_fixed_size_give_a_row_the_same_bits_in_prefill_and_in_decoding(
+    mask: Mask, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one program for all splits, which meets a tile with a mask for other rows, and in one for each split."""
+    assert differing(RANGED, 55, mask, device, monkeypatch) == set()
+    assert mask.window or (0, 1) in differing(replace(RANGED, split_size=None), 55, mask, device, monkeypatch)
+
+
+@pytest.mark.usefixtures("eight_multiprocessors")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("normalise", Normalise)
+def test_the_emulation_predicts_splits_of_a_fixed_size(causal: bool, normalise: Normalise, device: str) -> None:
+    """Bit for bit: scores are whole numbers, so that every exponential and sum is exact; LSE, a logarithm, to its last places."""
+    softmax = OnlineSoftmax(exp=Exponential.EXP2, normalise=normalise)
+    q, k, v = on(device, tuple((2 * x).round().clamp(-2, 2) for x in draw((1, 2, 1, 17, 75, 4))))
+    for queries in (17, 1):
+        attend = replace(RANGED, softmax=softmax)
+        inputs, mask, scale = (q[:, :, -queries:].half(), k.half(), v.half()), Mask(causal=causal), softmax.log_scale**-1
+        emulated = emulation_of(attend, Shape(1, 2, 1, queries, 75, 4), mask)
+        assert emulated.tiling.split_size == 32
+        got, expected = attend(*inputs, mask, scale), emulated(*inputs, mask, scale)
+        assert torch.equal(got.out.double(), expected.out.double())
+        assert float((lse_of(got) - lse_of(expected)).abs().max()) <= 2.0**-20
+
+
+def test_what_joins_no_splits_of_a_fixed_size_refuses_them(device: str) -> None:
+    inputs = on(device, draw((1, 1, 1, 40, 64, 64)))
+    with pytest.raises(BadInput, match=r"^tiling\.split_size: 40 .* give a multiple of tiling\.bc=16"):
+        Triton(bc=16, split_size=40)
+    with pytest.raises(Unsupported, match=r"^tiling\.order: "):
+        replace(RANGED, order=Order.REVERSE)(*inputs, Mask())
+    refused = refusal(Triton(split_size=64), Mask(), 132, **dict.fromkeys("qkv", inputs[1].bfloat16()))
+    assert refused is not None
+    assert refused.startswith("tiling.split_size: 64 is not implemented")
+    with pytest.raises(BadInput, match=r"^tiling\.split_size: 64 "):
+        TiledBackward(Exact(), BackwardPrecision.golden(), Tiling(split_size=64))
+
+
+@pytest.mark.parametrize("mask", [Mask(causal=True, window=20), pytest.param(Mask(), marks=pytest.mark.slow)])
+def test_gradients_have_the_same_bits_in_other_batches_and_among_other_heads(mask: Mask, device: str) -> None:
+    """Each sum has one order, that of the tiles: dK and dV of queries, dQ of keys. Fewer queries are another dK and dV."""
+    q, k, v, do = on(device, BACKWARD.round_inputs(*draw_all((2, 2, 2, 17, 33, 16))))
+    saved = saved_of(BACKWARD, (q, k, v, do), mask, 0.25)
+    whole = BACKWARD.backward(q, k, v, do, saved, mask, 0.25)
+    for batch, heads in ((slice(1, 2), slice(0, 2)), (slice(0, 2), slice(1, 2))):
+        some = Saved(saved.out[batch, heads], saved.lse[batch, heads])
+        got = BACKWARD.backward(q[batch, heads], k[batch, heads], v[batch, heads], do[batch, heads], some, mask, 0.25)
+        same(got, {name: x[batch, heads] for name, x in whole.tensors().items()})

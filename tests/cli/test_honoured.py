@@ -85,6 +85,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "tiling.stride": [(5, {}), (5, {"tiling.order": "strided"})],
     "tiling.seed": [(5, {}), (5, {"tiling.order": "random"})],
     "tiling.splits": [(2, {}), (2, EMULATED)],
+    "tiling.split_size": [(128, {})],
     "softmax.exp": [("exp", {"softmax.exp": "exp2"}), ("exp2_poly3", {})],
     "softmax.rescale_threshold": [(8.0, {})],
     "softmax.p_scale": [(256.0, {})],

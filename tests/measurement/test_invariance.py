@@ -65,6 +65,7 @@ class Twisted(RoundsInputs):
             "batch": lambda: 2 * (len(x) == 10),
             "small": lambda: 3 * (len(x) == 1),
             "beside": lambda: (x.sum() * 1000).floor() % 97,
+            "few": lambda: 1 * (x.shape[1] < 20),
             "draws": lambda: torch.randint(0, 9, x.shape, generator=torch.Generator().manual_seed(self.seed)),
         }
         return Result({"y": x * w + ulps[self.rule]() * ULP})
@@ -130,7 +131,25 @@ def test_emulated_attention_is_invariant_and_its_tiles_are_not() -> None:
     assert record.status is Status.OK, record.reason
     shares = {(row["surroundings"], row["output"]): row["equal_share"] for row in record.rows}
     assert {share for (surroundings, _), share in shares.items() if surroundings != "baseline"} == {1.0}
+    assert {surroundings for surroundings, _ in shares} >= {"decode", "few"}
     assert shares["baseline", "lse"] < 1
+
+
+@pytest.mark.parametrize("rule", ["none", "few"])
+def test_the_last_places_of_a_row_alone(rule: str) -> None:
+    """What adds an ulp to a call on fewer than 20 places differs in `decode` and `few`, and nowhere else."""
+
+    @dataclass(frozen=True)
+    class Places(Rows):
+        def inputs(self, seed: int, device: Any = "cpu") -> dict[str, Tensor]:
+            return {"x": 1 + torch.rand(self.n, 20, dtype=torch.float64) / 2, "w": torch.ones((), dtype=torch.float64)}
+
+    operation = replace(TWISTED, suffix={"x": 1, "y": 1})
+    record = Runner(Invariances(operation), "cpu").measure(Places(), Twisted(rule), None, 1)
+    assert record.status is Status.OK, record.reason
+    differing = {row["surroundings"]: row["max_ulp"] for row in record.rows if row["max_ulp"]}
+    assert differing == ({} if rule == "none" else {"decode": 1, "few": 1})
+    assert {row["surroundings"]: row["compared"] for row in record.rows}["few"] == 160
 
 
 def test_what_has_no_rows_or_only_one_is_refused() -> None:

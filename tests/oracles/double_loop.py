@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -83,6 +83,8 @@ def tile_orders(tiling: Tiling, keys: int) -> list[list[range]]:
     """The KV tiles of each split in the order of their visit, as ranges of keys."""
     cut = tiles(tiling.bc, keys)
     ends = [round(i * len(cut) / tiling.splits) for i in range(tiling.splits + 1)]
+    if tiling.split_size is not None:
+        ends = sorted({*(i for i, tile in enumerate(cut) if tile.start % tiling.split_size == 0), len(cut)})
     return [reordered(cut[a:b], tiling, tiling.order) for a, b in itertools.pairwise(ends)]
 
 
@@ -210,7 +212,7 @@ class DoubleLoop:
             cast = inputs if isinstance(inputs, Cast) else Cast(format_of(q.dtype))
             q, factor = times(cast, q.double(), factor).to(q.dtype), 1.0
         q_tiles = tiles(self.tiling.br, len(q))
-        parts = []
+        parts, joined = [], list[State]()
         for kv_tiles in tile_orders(self.tiling, len(k)):
             sizes = [(len(rows), 1) for rows in q_tiles]
             states = [State(q.new_full(size, NEVER), q.new_zeros(size), q.new_zeros(size[0], v.shape[1])) for size in sizes]
@@ -220,9 +222,11 @@ class DoubleLoop:
                 tile_seen = seen[rows.start : rows.stop, cut]
                 event = self._step(states[i], q[rows.start : rows.stop], k[cut], v[cut], tile_seen, factor)
                 events.append(Event((*where, tuple(rows)), tile_seen, *event))
+            if self.tiling.split_size is not None:
+                joined = states = [self._join(*pair) for pair in zip(joined, states, strict=True)] if joined else states
             ends = [self._finish(state) for state in states]
             parts.append((torch.cat([out for out, _ in ends]), torch.cat([lse for _, lse in ends])))
-        out, lse = parts[0] if len(parts) == 1 else self._combine(parts)
+        out, lse = parts[-1] if len(parts) == 1 or joined else self._combine(parts)
         return self.precision.output(out), lse[:, 0]
 
     def _step(self, state: State, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, factor: float) -> tuple[Any, ...]:
@@ -273,6 +277,28 @@ class DoubleLoop:
         if self.softmax.exp.binary:
             m = over(cast, m, math.log2(math.e))
         return out, self._log_sum(m, state.l)
+
+    def _join(self, a: State, b: State) -> State:
+        """One state of two ranges of keys, each row by itself."""
+        step, cast, exp = (
+            self.precision,
+            self.precision.row_sum.accumulate,
+            replace(self.softmax.exp, coefficients=(), columns=()),
+        )
+        joined = State(a.m.clone(), a.l.clone(), a.o.clone())
+        for i in range(len(a.m)):
+            if b.m[i] == NEVER:
+                continue
+            joined.m[i] = torch.maximum(a.m[i], b.m[i])
+            weights = [decayed(step.rescale, x.m[i : i + 1], joined.m[i : i + 1], exp) for x in (a, b)]
+            sums = [times(cast, x.l[i : i + 1], w) for x, w in zip((a, b), weights, strict=True)]
+            joined.l[i : i + 1] = add(cast, *sums)
+            each = self.softmax.normalise is Normalise.EACH
+            shares = [times(step.accumulator, x.o[i : i + 1], w) for x, w in zip((a, b), sums if each else weights, strict=True)]
+            o = add(step.accumulator, *shares)
+            divisor = torch.where(joined.l[i : i + 1] == 0, 1.0, joined.l[i : i + 1])
+            joined.o[i : i + 1] = over(step.accumulator, o, divisor) if each else o
+        return joined
 
     def _log_sum(self, m: Tensor, total: Tensor) -> Tensor:
         """`m + log l`, minus infinity where l is 0."""

@@ -5,6 +5,10 @@ kernel, such as one cast for each step; a cast that changes nothing compiles to 
 is a FlashAttention-2 forward pass (Dao 2023, Algorithm 1); under any other policy it measures that policy at the speed of a GPU.
 `combine` is the last step of split-KV; `numdev.attention.steps` is its specification, cast for cast.
 
+With splits of a fixed size a program does all of them in order and joins them (`join`), or each program does one and `joined`
+joins them: the bits of a row are the same, since tiles lie at the same keys, all launches have one tile (`launch.choose`), and
+the compiler contracts no product with a sum: it would where a whole tile meets the row, but not where other rows need a mask.
+
 With Nq queries and Nk keys, query i stands at `p = i + shift`, `shift = Nk - Nq`; the first and last key that it sees are
 `p - window + 1` and `min(p, p + window - 1)`, within the keys of its batch entry (`numdev.attention.mask.Mask`).
 """
@@ -57,6 +61,8 @@ class Code(NamedTuple):
         fused: `alpha O + P V` is one accumulation.
         scaled: P is scaled before its cast, and `P V` scaled back.
         local: P is relative to the tile's own maximum.
+        per: tiles of a split that is joined to those before it; 0 where a program has one split.
+        parts: whether a program leaves `m`, `l` and `O` of its split to `joined`.
     """
 
     tile: Tile
@@ -67,6 +73,8 @@ class Code(NamedTuple):
     fused: bool
     scaled: bool
     local: bool
+    per: int = 0
+    parts: bool = False
 
 
 class View(NamedTuple):
@@ -274,6 +282,41 @@ def meet(tile, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.cons
 
 
 @triton.jit
+def empty(BR: tl.constexpr, PAD: tl.constexpr):
+    """The state of rows before any key."""
+    return State(tl.full([BR], float("-inf"), tl.float32), tl.zeros([BR], tl.float32), tl.zeros([BR, PAD], tl.float32))
+
+
+@triton.jit
+def join(total, state, MASK: tl.constexpr, CODE: tl.constexpr):
+    """A split after those of `total`, as a tile is under `local`; a row that sees no key of it keeps its state."""
+    RESCALE: tl.constexpr = CODE.policy.rescale
+    ROW_SUM: tl.constexpr = CODE.policy.row_sum
+    ACCUMULATOR: tl.constexpr = CODE.policy.accumulator
+    m = tl.maximum(total.m, state.m)
+    base = tl.where(m == float("-inf"), 0.0, m)
+    alpha = decay(total.m, base, CODE.binary, RESCALE)
+    beta = decay(state.m, base, CODE.binary, RESCALE)
+    kept = times(total.row_sum, alpha, ROW_SUM)
+    own = times(state.row_sum, beta, ROW_SUM)
+    row_sum = add(kept, own, ROW_SUM)
+    if CODE.each:
+        alpha = kept
+        beta = own
+    left = times(total.o, alpha[:, None] + tl.zeros_like(total.o), ACCUMULATOR)
+    right = times(state.o, beta[:, None] + tl.zeros_like(state.o), ACCUMULATOR)
+    o = add(left, right, ACCUMULATOR)
+    if CODE.each:
+        divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
+        o = over(o, divisor[:, None] + tl.zeros_like(o), ACCUMULATOR)
+    if MASK:
+        seen = state.m != float("-inf")
+        row_sum = tl.where(seen, row_sum, total.row_sum)
+        o = tl.where(seen[:, None], o, total.o)
+    return State(m, row_sum, o)
+
+
+@triton.jit
 def phase(first, last, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.constexpr):
     """The tiles `[first, last)`; either all of them need the mask or none does."""
     for i in tl.range(first, last):
@@ -282,6 +325,41 @@ def phase(first, last, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE:
         else:
             tile = i
         state = meet(tile, rows, k, v, state, factors, bc, MASK, CODE)
+    return state
+
+
+@triton.jit
+def walk(start, whole0, whole1, stop, rows, k, v, state, factors, bc, CODE: tl.constexpr):
+    """The tiles `[start, stop)`: masked ones, then the whole ones `[whole0, whole1)`, then masked ones; in reverse the other way
+    round.
+    """
+    if CODE.tile.reverse:
+        state = phase(whole1, stop, rows, k, v, state, factors, bc, True, CODE)
+    else:
+        state = phase(start, whole0, rows, k, v, state, factors, bc, True, CODE)
+    state = phase(whole0, whole1, rows, k, v, state, factors, bc, False, CODE)
+    if CODE.tile.reverse:
+        state = phase(start, whole0, rows, k, v, state, factors, bc, True, CODE)
+    else:
+        state = phase(whole1, stop, rows, k, v, state, factors, bc, True, CODE)
+    return state
+
+
+@triton.jit
+def walk_splits(first, last, start, whole0, whole1, stop, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.constexpr):
+    """The splits `[first, last)`, each from an empty state, joined to `state`; without a mask all their tiles are whole."""
+    for split in tl.range(first, last):
+        begin = split * CODE.per
+        own = empty(CODE.tile.br, CODE.tile.pad)
+        if MASK:
+            end = tl.minimum(begin + CODE.per, stop)
+            begin = tl.maximum(begin, start)
+            low = tl.minimum(tl.maximum(whole0, begin), end)
+            high = tl.minimum(tl.maximum(whole1, begin), end)
+            own = walk(begin, low, high, end, rows, k, v, own, factors, bc, CODE)
+        else:
+            own = phase(begin, begin + CODE.per, rows, k, v, own, factors, bc, False, CODE)
+        state = join(state, own, MASK, CODE)
     return state
 
 
@@ -306,7 +384,7 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     """One block of rows of one head against one split of the keys.
 
     q, k and v are `View`s; out is `[splits, batch, heads, queries, dim]`, lse the same without dim, lengths `[batch]`. bounds
-    `[splits + 1]` are the tiles at which the splits begin and end.
+    `[splits + 1]` are the tiles at which the splits begin and end. With `parts` lse has m, and after those of all splits l.
     """
     BR: tl.constexpr = CODE.tile.br
     PAD: tl.constexpr = CODE.tile.pad
@@ -325,7 +403,7 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     rows = Rows(q_tile, places, keys, shift, sizes.window)
     k = head(k, b, h // sizes.group)
     v = head(v, b, h // sizes.group)
-    state = State(tl.full([BR], float("-inf"), tl.float32), tl.zeros([BR], tl.float32), tl.zeros([BR, PAD], tl.float32))
+    state = empty(BR, PAD)
     bc = sizes.bc
     low, high, all_low, all_high = seen(row0, row1, keys, shift, sizes.window, CODE.tile.causal, CODE.tile.window)
     start, stop = tl.load(bounds + split), tl.load(bounds + split + 1)
@@ -337,19 +415,26 @@ def attention(q, k, v, out, lse, lengths, bounds, factors, sizes, CODE: tl.const
     else:
         whole0 = tl.minimum(tl.maximum(tl.cdiv(all_low, bc), start), stop)
         whole1 = tl.minimum(tl.maximum(all_high // bc, whole0), stop)
-    # Masked tiles, then whole tiles, then masked tiles; in reverse the other way round.
-    if CODE.tile.reverse:
-        state = phase(whole1, stop, rows, k, v, state, factors, bc, True, CODE)
+    if CODE.per == 0:
+        state = walk(start, whole0, whole1, stop, rows, k, v, state, factors, bc, CODE)
+    else:  # in three loops, since each loop over tiles fills its pipeline anew, also if it has no tile
+        last = tl.cdiv(stop, CODE.per)
+        low = tl.minimum(tl.cdiv(whole0, CODE.per), last)
+        high = tl.maximum(whole1 // CODE.per, low)
+        if CODE.tile.window or CODE.tile.ragged:
+            first = start // CODE.per
+            state = walk_splits(first, low, start, whole0, whole1, stop, rows, k, v, state, factors, bc, True, CODE)
+        state = walk_splits(low, high, start, whole0, whole1, stop, rows, k, v, state, factors, bc, False, CODE)
+        state = walk_splits(high, last, start, whole0, whole1, stop, rows, k, v, state, factors, bc, True, CODE)
+    if CODE.parts:
+        o, value = state.o, state.m
     else:
-        state = phase(start, whole0, rows, k, v, state, factors, bc, True, CODE)
-    state = phase(whole0, whole1, rows, k, v, state, factors, bc, False, CODE)
-    if CODE.tile.reverse:
-        state = phase(start, whole0, rows, k, v, state, factors, bc, True, CODE)
-    else:
-        state = phase(whole1, stop, rows, k, v, state, factors, bc, True, CODE)
-    o, value = finish(state, factors, CODE)
+        o, value = finish(state, factors, CODE)
     at = (split.to(tl.int64) * tl.num_programs(1) + pair) * sizes.queries + places  # [BR]
     is_row = places < row1
+    if CODE.parts:
+        each = tl.num_programs(2).to(tl.int64) * tl.num_programs(1) * sizes.queries
+        tl.store(lse + each + at, state.row_sum, mask=is_row)
     tl.store(lse + at, value, mask=is_row)
     elements = out + at[:, None] * DIM + inner[None, :]  # [BR, PAD]
     tl.store(elements, o.to(out.dtype.element_ty), mask=is_row[:, None] & (inner < DIM)[None, :])
@@ -397,4 +482,25 @@ def combine(
         share = weight(value, whole, RESCALE)[:, None] + tl.zeros_like(part)
         o = add(o, times(part, share, ACCUMULATOR), ACCUMULATOR)
     tl.store(lse + row, whole, mask=is_row)
+    tl.store(out + offset, o.to(out.dtype.element_ty), mask=is_element)
+
+
+@triton.jit
+def joined(parts, sums, out, lse, splits, rows, factors, BR: tl.constexpr, CODE: tl.constexpr):
+    """One result of splits of a fixed size: parts are their `O [splits, rows, DIM]`, sums `m` and `l`, `[2, splits, rows]`."""
+    DIM: tl.constexpr = CODE.tile.dim
+    PAD: tl.constexpr = CODE.tile.pad
+    row = tl.program_id(0) * BR + tl.arange(0, BR)  # [BR]
+    inner = tl.arange(0, PAD)  # [PAD]
+    is_row = row < rows
+    is_element = is_row[:, None] & (inner < DIM)[None, :]
+    offset = row.to(tl.int64)[:, None] * DIM + inner[None, :]  # [BR, PAD]
+    total = empty(BR, PAD)
+    for s in tl.range(0, splits, num_stages=8):
+        m = tl.load(sums + s * rows + row, mask=is_row, other=float("-inf"))
+        row_sum = tl.load(sums + (splits + s) * rows + row, mask=is_row, other=0.0)
+        part = tl.load(parts + tl.cast(s, tl.int64) * rows * DIM + offset, mask=is_element, other=0.0)
+        total = join(total, State(m, row_sum, part), True, CODE)
+    o, value = finish(total, factors, CODE)
+    tl.store(lse + row, value, mask=is_row)
     tl.store(out + offset, o.to(out.dtype.element_ty), mask=is_element)

@@ -63,6 +63,7 @@ class Request:
         exactly: whether every operation is rounded by itself, and the results are in FP32; otherwise the compiler may fuse a
             product with the sum that follows, and `S - m` of the largest score is not always 0.
         warps, stages: launch settings.
+        parallel: whether each split of a fixed size has a program, and not one program all of them in order.
     """
 
     precision: Precision
@@ -72,6 +73,7 @@ class Request:
     exactly: bool = False
     warps: int = 4
     stages: int = 2
+    parallel: bool = False
 
     def __post_init__(self) -> None:
         _FORWARD.check(self, *INSTEAD)
@@ -79,6 +81,11 @@ class Request:
     @property
     def launch(self) -> Launch:
         return Launch(self.tiling.br, self.tiling.bc, self.warps, self.stages)
+
+    @property
+    def rounds_each(self) -> bool:
+        """Whether the compiler must not contract: what it contracts depends on the tile, and the bits with it."""
+        return self.exactly or self.tiling.split_size is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +148,7 @@ _FORWARD = Accepts(
         maximum=(Maximum.RUNNING, Maximum.LOCAL),
         **of("rescale_threshold p_scale", ALL),
     ),
-    **of("tf32 exactly warps stages", ALL),
+    **of("tf32 exactly warps stages parallel", ALL),
 )
 _LAUNCH = Accepts(Launch, "tiling", **of("br bc", _SIDES), **of("warps stages", ALL))
 _BACKWARD = Accepts(
@@ -170,13 +177,17 @@ def code(request: Request, mask: Mask, dim: int, factor: float) -> forward.Code:
     """
     MASK.check(mask, *INSTEAD)
     soft, tiling = request.softmax, request.tiling
+    per = 0 if tiling.split_size is None or request.parallel else tiling.split_size // tiling.bc
+    if tiling.split_size is not None and tiling.order is Order.REVERSE:
+        raise Unsupported("tiling.order", "the kernel joins splits of a fixed size from the first to the last; give forward")
     steps = _policy(request.precision, (factor, soft.p_scale, soft.log_scale), request.tf32)
     each, scaled, local = soft.normalise is Normalise.EACH, soft.p_scale != 1.0, soft.maximum is Maximum.LOCAL
     # `alpha O + P V` is one accumulation where nothing is rounded between the two.
     plain = steps.values.kind == steps.accumulator.kind == casts.IDENTITY.value and steps.values.every == 0
     tile = _tile(tiling.br, tiling.bc, dim, tiling.order, mask)._replace(ragged=block_side(tiling.bc) != tiling.bc)
     binary, lazy = soft.exp.binary, soft.threshold > 0
-    return forward.Code(tile, steps, binary, lazy, each, plain and not (each or scaled or local), scaled, local)
+    fused = plain and not (each or scaled or local)
+    return forward.Code(tile, steps, binary, lazy, each, fused, scaled, local, per, request.parallel)
 
 
 @lru_cache(maxsize=256)
@@ -319,7 +330,8 @@ def _tile_of(launch: Launch, q: Tensor) -> str:
 
 
 def _options(request: Request | BackwardRequest, launch: Launch) -> dict[str, Any]:
-    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not request.exactly}
+    rounds_each = request.rounds_each if isinstance(request, Request) else request.exactly
+    return {"num_warps": launch.warps, "num_stages": launch.stages, "enable_fp_fusion": not rounds_each}
 
 
 def _numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
@@ -344,9 +356,11 @@ def plan(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
             memory.
     """
     check_dims(q, v)
-    launch, soft, splits = request.launch, request.softmax, request.tiling.splits
+    launch, soft, size = request.launch, request.softmax, request.tiling.split_size
+    bounds, lengths = tuple(request.tiling.split_bounds(k.shape[2])), mask.key_lengths or (0,)
+    bounds = bounds if size is None or request.parallel else (0, bounds[-1])
+    splits, parts = len(bounds) - 1, request.parallel
     factor, dtype, device, shape = float(scale * soft.log_scale), _result_dtype(request), q.device, (splits, *q.shape)
-    lengths, bounds = mask.key_lengths or (0,), tuple(request.tiling.split_bounds(k.shape[2]))
     factors = forward.Factors(factor, soft.log_scale, soft.threshold, soft.p_scale)
     numbers = factors, _sizes(q, k, mask, launch), code(request, mask, q.shape[-1], factor)
     grid = triton.cdiv(q.shape[2], launch.br), q.shape[0] * q.shape[1], splits
@@ -355,29 +369,38 @@ def plan(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
         return view(q), view(k), view(v), *rest, *numbers
 
     attend = Launcher(forward.attention, grid, arguments, _tile_of(launch, q), **_options(request, launch))
-    combine = combined(request, shape, device, dtype)
+    combine = combined(request, shape, device, dtype, numbers if parts else None)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty(shape, dtype=torch.float32 if splits > 1 else dtype, device=device)
-        lse = torch.empty(shape[:-1], dtype=torch.float32, device=device)
+        lse = torch.empty((2, *shape[:-1]) if parts else shape[:-1], dtype=torch.float32, device=device)
         attend(q, k, v, out, lse, _numbers(lengths, device), _numbers(bounds, device))
         out, lse = (out[0], lse[0]) if splits == 1 else combine(out, lse)
         return _finished(request, out), lse
 
     name = "numdev instrumented" if request.exactly else "numdev portable"
-    return Plan(run, KernelLaunch(name, launch.br, launch.bc, launch.warps, launch.stages, splits))
+    shown = launch.br, launch.bc, launch.warps, launch.stages, splits if size is None else 1, size
+    return Plan(run, KernelLaunch(name, *shown))
 
 
 def combined(
-    request: Request, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+    request: Request, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype, joined: tuple[Any, ...] | None = None
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The call that makes one result from those of splits, `[splits, batch, heads, queries, dim]`, in a second launch."""
+    """The call that makes one result from those of splits, `[splits, batch, heads, queries, dim]`, in a second launch.
+
+    Splits of a fixed size are joined with the numbers of the kernel that made them, `joined`.
+    """
     (splits, *rest, dim), soft = shape, request.softmax
     rows = math.prod(rest)
     policy = _policy(request.precision, (1.0, soft.p_scale, soft.log_scale), request.tf32)
-    numbers = splits, rows, dim, block_side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits), policy
-    options: dict[str, Any] = {"num_warps": _COMBINED_ROWS, "enable_fp_fusion": not request.exactly}
-    launch = Launcher(forward.combine, (triton.cdiv(rows, _COMBINED_ROWS),), lambda *tensors: (*tensors, *numbers), **options)
+    kernel: Any = forward.combine
+    numbers: tuple[Any, ...] = dim, block_side(dim), _COMBINED_ROWS, triton.next_power_of_2(splits), policy
+    if joined is not None:
+        kernel, (factors, _, own) = forward.joined, joined
+        numbers = factors, _COMBINED_ROWS, own
+    options: dict[str, Any] = {"num_warps": _COMBINED_ROWS, "enable_fp_fusion": not request.rounds_each}
+    grid = (triton.cdiv(rows, _COMBINED_ROWS),)
+    launch = Launcher(kernel, grid, lambda *tensors: (*tensors, splits, rows, *numbers), **options)
 
     def run(parts: Tensor, part_lse: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty(*rest, dim, dtype=dtype, device=device)

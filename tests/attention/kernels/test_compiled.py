@@ -2,7 +2,7 @@
 
 A process of its own compiles them and prints, as JSON, what each needs: tests interpret kernels.
 
-    python -m tests.attention.kernels.test_compiled portable|backward|hopper|hopper_backward
+    python -m tests.attention.kernels.test_compiled portable|ranged|backward|hopper|hopper_backward
 
 The requests are the most demanding ones. `TRITON_INTERPRET` must not be set.
 """
@@ -37,6 +37,8 @@ PORTABLE = (
     ("bf16", 256, 512, 90),
     ("e4m3fn", 256, 512, 89),
 )
+# Format, head_dim; each in one program for all splits of a fixed size, with and without a causal limit, and in one for each
+RANGED = (("bf16", 64), ("bf16", 128))
 MASKS = {"none": Mask(), "causal": Mask(causal=True), "all": Mask(True, 1000, (999,))}
 # Format, head_dim, mask, compute capability
 BACKWARD = (
@@ -121,19 +123,39 @@ def needs(kernel: Any, capability: int) -> dict[str, Any]:
 
 def portable_forward(name: str, dim: int, queries: int, capability: int) -> list[dict[str, Any]]:
     """The forward kernel for a request, with its launch and the bound on its shared memory."""
-    dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
     attend, gpu = Triton(Format.parse(name)), launch.Device(f"sm_{capability}", SHARED[capability])
     chosen = launch.choose(attend.fmt, dim, queries, Mask(), gpu)
     tiling = Tiling(chosen.br, chosen.bc)
     request = portable.Request(attend.precision, tiling, attend.softmax, warps=chosen.warps, stages=chosen.stages)
-    view = forward.View(dtypes[name], "i32", "i32", "i32", "1")
-    types = {"q": view, "k": view, "v": view, "out": dtypes.get(attend.format.name, "*fp16"), "lse": "*fp32"}
-    types |= {"lengths": "*i32", "bounds": "*i32"}
-    types |= {"factors": forward.Factors(*["fp32"] * 4), "sizes": forward.Sizes(*["i32"] * 7)}
-    values = {"CODE": portable.code(request, Mask(), dim, dim**-0.5)}
-    kernel = compile_for(forward.attention, values, types, capability, {"num_warps": chosen.warps, "num_stages": chosen.stages})
+    kernel = _portable_forward(request, name, dim, Mask(), capability)
     bounds = {"bound": launch.shared_bytes(chosen, attend.fmt, dim), "limit": gpu.shared}
     return [{"format": name, "dim": dim} | bounds | needs(kernel, capability)]
+
+
+def portable_ranged(name: str, dim: int) -> list[dict[str, Any]]:
+    """Layouts of the products and of the sums of a row, and contracted operations, of the forms that must have the same bits."""
+    attend, gpu, made = Triton(Format.parse(name)), launch.Device("sm_90", SHARED[90]), []
+    chosen = launch.choose(attend.fmt, dim, launch.ROWS + 1, MASKS["causal"], gpu)
+    for mask, parallel in ((MASKS["none"], False), (MASKS["causal"], False), (MASKS["none"], True)):
+        settings = attend.precision, Tiling(chosen.br, chosen.bc, split_size=512), attend.softmax
+        request = portable.Request(*settings, warps=chosen.warps, stages=chosen.stages, parallel=parallel)
+        kernel = _portable_forward(request, name, dim, mask, 90)
+        ir, ptx = kernel.asm["ttgir"], kernel.asm["ptx"]
+        layouts = sorted(set(re.findall(r"#ttg.nvidia_mma<.*>", ir)))
+        sums = sorted(set(re.findall(r"\}\) : \((tensor<\d+x\d+xf32, #\w+>)\)", ir)))
+        made.append({"layouts": layouts, "sums": sums, "contracted": ptx.count("fma.rn.f32")} | needs(kernel, 90))
+    return made
+
+
+def _portable_forward(request: portable.Request, name: str, dim: int, mask: Mask, capability: int) -> Any:
+    dtypes = {"fp32": "*fp32", "bf16": "*bf16", "fp16": "*fp16", "e4m3fn": "*fp8e4nv"}
+    out = "*fp32" if request.parallel else dtypes.get(request.precision.output.to.name, "*fp16")
+    view = forward.View(dtypes[name], "i32", "i32", "i32", "1")
+    types = {"q": view, "k": view, "v": view, "out": out, "lse": "*fp32"}
+    types |= {"lengths": "*i32", "bounds": "*i32"}
+    types |= {"factors": forward.Factors(*["fp32"] * 4), "sizes": forward.Sizes(*["i32"] * 7)}
+    values = {"CODE": portable.code(request, mask, dim, dim**-0.5)}
+    return compile_for(forward.attention, values, types, capability, portable._options(request, request.launch))
 
 
 def portable_backward(name: str, dim: int, masked: str, capability: int) -> list[dict[str, Any]]:
@@ -251,6 +273,7 @@ OPERATIONS = (
 KINDS: dict[str, Any] = {
     "operation": (operation, OPERATIONS),
     "portable": (portable_forward, PORTABLE),
+    "ranged": (portable_ranged, RANGED),
     "backward": (portable_backward, BACKWARD),
     "hopper": (hopper, HOPPER),
     "hopper_backward": (hopper_backward, HOPPER_BACKWARD),
@@ -279,6 +302,15 @@ def test_the_chosen_tile_fits_the_gpu() -> None:
         assert kernel["shared"] <= kernel["bound"] <= kernel["limit"], kernel
         if kernel["capability"] == 90:
             assert kernel["stack"] == 0, kernel
+
+
+def test_the_forms_with_splits_of_a_fixed_size_multiply_and_add_alike() -> None:
+    """In one tile by the same instructions in the same layouts, with no product contracted with a sum."""
+    kernels = in_a_process("ranged")
+    for each in range(0, len(kernels), 3):
+        assert len({str((kernel["layouts"], kernel["sums"])) for kernel in kernels[each : each + 3]}) == 1, kernels[each]
+        assert all(kernel["contracted"] == 0 < kernel["wgmma"] for kernel in kernels[each : each + 3])
+        assert all(kernel["layouts"] and kernel["sums"] for kernel in kernels[each : each + 3])
 
 
 def test_the_chosen_backward_tiles_fit_and_stay_in_registers() -> None:

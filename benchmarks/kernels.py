@@ -3,7 +3,8 @@
     python -m benchmarks.kernels [--quick] [--precision e4m3fn] [--rescale-threshold 8]
 
 BF16, 16,384 tokens, 2048/d heads, random inputs. With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums
-promoted after every tile of keys (not at d = 256), or never; a call, and the share of it that lays out k and v.
+promoted after every tile of keys (not at d = 256), or never; and with scales, from BF16, of a head, of blocks, and of blocks
+after a rotation. One line for each: the kernel with what runs before it (quantiser, or the layout of k and v), and alone.
 
 Every kernel is captured in a CUDA graph of four launches and the graphs are replayed in turn, twelve rounds, so that all of them
 see the same clocks: a GPU under load lowers them by a tenth. The figure is the median over rounds, without the host's share.
@@ -16,12 +17,16 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
 import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from numdev import Cast
 from numdev.arithmetic.formats import E4M3FN
+from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.triton import Kernel, Triton
@@ -49,20 +54,28 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
 
 
 def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> dict[str, Call]:
-    """The Hopper kernel in BF16 and in E4M3, and what the latter does to k and v before it begins."""
-    from numdev.attention.kernels.hopper import host
-
+    """The Hopper kernel in BF16 and in E4M3; of the latter also what runs before it, and the kernel on what that left."""
     mask, softmax = Mask(causal=causal), OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0)
-    q8, k8, v8 = (x.to(torch.float8_e4m3fn) for x in (q, k, v))
-    never, each = (Triton(E4M3FN, softmax=softmax, kernel=Kernel.HOPPER, promotion=n) for n in (0, 1))
-    runs: dict[str, Call] = {
-        "bf16": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask),
-        "never": lambda: never(q8, k8, v8, mask),
+    fp8 = Triton(E4M3FN, kernel=Kernel.HOPPER, softmax=softmax)
+    inputs, codes = (q, k, v), tuple(x.to(torch.float8_e4m3fn) for x in (q, k, v))
+    runs: dict[str, Call] = {"bf16": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask)}
+    low = Cast.parse("e4m3fn:saturate")
+    kinds: dict[str, Quantised | None] = {
+        "codes given": None,
+        "scales of heads": Quantised(low, Scale.HEAD),
+        "scales of blocks": Quantised(low, Scale.BLOCK),
+        "scales of blocks, rotated": Quantised(low, Scale.BLOCK, hadamard=True),
     }
-    if q.shape[-1] < 256:
-        runs["each tile"] = lambda: each(q8, k8, v8, mask)
-    lengths = (k.shape[2],) * k.shape[0]
-    return runs | {"layout": lambda: host._laid_out(k8, v8, lengths)}
+    for (name, quantise), promotion in itertools.product(kinds.items(), (0,) if q.shape[-1] == 256 else (0, 1)):
+        if promotion == 0 and quantise is not None and q.shape[-1] < 256:
+            continue
+        kernel, own = replace(fp8, promotion=promotion, quantise=quantise), codes if quantise is None else inputs
+        title = f"{name}, {'promoted' if promotion else 'never promoted'}"
+        stages = kernel.stages(own, mask)
+        assert stages is not None, "every call in 8 bits prepares its inputs"
+        made = stages[0]()
+        runs |= {title: partial(kernel, *own, mask), f"{title}: before": stages[0], f"{title}: alone": partial(stages[1], *made)}
+    return runs
 
 
 def environment() -> str:
@@ -108,11 +121,13 @@ def rows_of_eight_bits(lengths: tuple[int, ...]) -> None:
     for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths):
         q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
-        layout = times.pop("layout")
-        rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())
-        alone = flops / (times["never"] - layout) / 1e12
         place = f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}"
-        print(f"{place}  {rates}  never, without the layout {alone:4.0f}; layout {1e6 * layout:.0f} us", flush=True)
+        for name, value in times.items():
+            rate = f"{place}  {name:42s} {flops / value / 1e12:5.0f} TFLOP/s"
+            if before := times.get(f"{name}: before"):
+                rate += f", {flops / times[f'{name}: alone'] / 1e12:5.0f} alone; before it {1e6 * before:.0f} us"
+            if ": " not in name:
+                print(rate, flush=True)
 
 
 def main() -> None:

@@ -25,12 +25,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32
+from numdev.arithmetic.quantise import Scale
 from numdev.attention.base import Attention, Backward
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward
 from numdev.attention.kernels.hopper.primitives import barriers
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Triton, TritonBackward
 from numdev.errors import Unsupported
@@ -79,6 +81,16 @@ def forward_variants() -> list[Attention]:
         Triton(BF16, br=16, bc=16, order=Order.REVERSE, splits=2, kernel=Kernel.PORTABLE),
         *(Triton(fmt, kernel=Kernel.HOPPER) for fmt in (BF16, FP16)),
         Triton(BF16, br=192, kernel=Kernel.HOPPER),
+        *(
+            Triton(
+                E4M3FN,
+                kernel=Kernel.HOPPER,
+                softmax=OnlineSoftmax(exp=Exponential.EXP2, p_scale=256.0),
+                promotion=n,
+                quantise=inputs,
+            )
+            for n, inputs in ((1, None), (1, Precision.fp8().inputs), (0, Precision.fp8(Scale.HEAD).inputs))
+        ),
         Instrumented(Precision.parse("bf16"), Tiling(32, 32)),
     ]
 

@@ -76,6 +76,13 @@ def kernels() -> Study:
     return toy("kernels", ("uniform", "normal"), {"kernel": {**policies, **each}}, TILES | {"problem.heads": 1})
 
 
+def table3_kernel() -> Study:
+    """Its methods in the order of their errors, by kernels that run without a GPU."""
+    low: dict[str, Any] = {"precision": "e4m3fn"}
+    methods = {"FP16": {"precision": "fp16"}, "FP8": low, "FP8, no incoherent processing": {**low, "tiling.bc": 32}}
+    return toy("fa3_table3_kernel", (), {"method": methods}, {"attention.kernel": "portable", "problem.queries": 20})
+
+
 def studies() -> list[Study]:
     """Every study."""
     by_setting: dict[str, Any] = {"precision": FORMATS}
@@ -88,6 +95,7 @@ def studies() -> list[Study]:
         toy("long", ("uniform", "normal", "kernel_uniform"), LENGTHS, {"attention": "tiled"}),
         *(toy(name, axes=by_setting | SRAM, base=TILES) for name in ("fig6a", "fig6b", "fig6c")),
         toy("fa3_table3", tuple(EXPANDER.composer.study("fa3_table3")["scenarios"]), base=TILES),
+        table3_kernel(),
         toy(
             "fp8",
             ("normal",),

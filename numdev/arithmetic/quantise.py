@@ -14,8 +14,8 @@ from typing import Any
 
 from jaxtyping import Float, Int
 
-from numdev.arithmetic.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2
-from numdev.arithmetic.rounding import Cast, Noise, Overflow
+from numdev.arithmetic.formats import E2M1, E2M3, E3M2, E4M3FN, E5M2, Format
+from numdev.arithmetic.rounding import Cast, Noise, Overflow, Rounding
 from numdev.errors import BadInput
 from numdev.lazy import torch
 from numdev.settings import setting
@@ -290,6 +290,45 @@ class Quantised:
         rounded_q = self._rotated(q, rotation, noise, is_q=True) if self.queries is None else self.queries(q, noise)
         return rounded_q, rounded_k, self._values(v, noise)
 
+    def code_format(self, *, of_v: bool) -> Format | None:
+        """That of the codes of q and k, or of v, which a kernel multiplies before it applies their scales; None where it cannot.
+
+        A scale is a factor of a product where it is one for a tensor, a head or a block of rows.
+        """
+        to, scale = self._grid(of_v=of_v)
+        changed = not of_v and (self.queries is not None or self.smoothing is not Smoothing.NONE)
+        if changed or isinstance(to, Microscaled) or to.rounding is Rounding.STOCHASTIC:
+            return None
+        return to.to if scale in (None, Scale.TENSOR, Scale.HEAD, Scale.BLOCK) else None
+
+    def codes(
+        self, x: Float[torch.Tensor, "batch heads tokens dim"], name: str
+    ) -> tuple[Float[torch.Tensor, "batch heads tokens dim"], Float[torch.Tensor, "batch heads tokens 1"]]:
+        """Codes `c` of q, k or v and the scale `s` of each row, `x R ~ s c`, in FP32 as a kernel has them: each is rounded once.
+
+        R is the rotation of q and k. Of numbers that are codes times a scale, rotated back or not, the codes are what they were.
+        """
+        to, scale = self._grid(of_v=name == "v")
+        assert isinstance(to, Cast)
+        if self.hadamard and name != "v":
+            x = x.double() @ random_hadamard(x.shape[-1], self.seed).to(x.device)
+        x, is_q = x.float(), name == "q"
+        if scale is None:
+            return to(x), torch.ones_like(x[..., :1])
+        factor = _shared_scales(x, to, scale, self.rows(name), is_q=is_q)
+        return to((x / factor).clamp(-to.to.max, to.to.max)), factor.expand_as(x[..., :1])
+
+    def shared_by(self, *, of_v: bool) -> Scale | None:
+        """What shares a scale of q and k, or of v."""
+        return self._grid(of_v=of_v)[1]
+
+    def rows(self, name: str) -> int:
+        """Rows of q, k or v that share a scale of a block."""
+        return self.block_q or self.block if name == "q" else self.block
+
+    def _grid(self, *, of_v: bool) -> tuple[Cast | Microscaled, Scale | None]:
+        return (self.values, self.values_scale) if of_v and self.values is not None else (self.to, self.scale)
+
     def _means(self, q: torch.Tensor) -> torch.Tensor:
         """The mean over tokens, or over each block of them, for every token."""
         size = self.smoothing_block or q.shape[-2]
@@ -306,13 +345,13 @@ class Quantised:
         return rounded if rotation is None else rounded @ rotation.T
 
     def _values(self, v: torch.Tensor, noise: Noise) -> torch.Tensor:
-        to, scale = (self.to, self.scale) if self.values is None else (self.values, self.values_scale)
+        to, scale = self._grid(of_v=True)
         if isinstance(to, Microscaled):
             return to.along(v, -2, noise)
         return to(v, noise) if scale is None else self._round(v, to, scale, noise, is_q=False)
 
     def _round(self, x: torch.Tensor, to: Cast, scale: Scale, noise: Noise, *, is_q: bool) -> torch.Tensor:
-        return round_shared(x, to, scale, self.block_q or self.block if is_q else self.block, noise, is_q=is_q)
+        return round_shared(x, to, scale, self.rows("q" if is_q else "k"), noise, is_q=is_q)
 
 
 def round_shared(
@@ -326,6 +365,20 @@ def round_shared(
     whole: torch.Tensor | None = None,
 ) -> Float[torch.Tensor, "batch heads tokens dim"]:
     """`s to(x / s)`, with a scale for each `rows` of a block as in `Quantised`; that of a tensor is of `whole`, if given."""
+    factor, top = _shared_scales(x, to, scale, rows, is_q=is_q, whole=whole), to.to.max
+    return to((x / factor).clamp(-top, top), noise) * factor  # the quotient's roundoff must not overflow
+
+
+def _shared_scales(
+    x: Float[torch.Tensor, "batch heads tokens dim"],
+    to: Cast,
+    scale: Scale,
+    rows: int,
+    *,
+    is_q: bool,
+    whole: torch.Tensor | None = None,
+) -> Float[torch.Tensor, "*scales"]:
+    """The scales of `round_shared`: `max |x| / to.max` over the numbers that share one, 1 where all are 0."""
     batch, heads, tokens, _ = x.shape
     if scale is Scale.TENSOR:
         largest = (x if whole is None else whole).abs().amax().to(x).expand(1, 1, 1, 1)
@@ -340,9 +393,7 @@ def round_shared(
         per_group = x.new_zeros(batch, heads, int(group.max()) + 1)
         per_group.scatter_reduce_(-1, group.expand(batch, heads, tokens), x.abs().amax(-1), "amax")
         largest = per_group[..., group][..., None]
-    top = to.to.max
-    factor = torch.where(largest > 0, largest / top, 1.0)
-    return to((x / factor).clamp(-top, top), noise) * factor  # the quotient's roundoff must not overflow
+    return torch.where(largest > 0, largest / to.to.max, 1.0)
 
 
 def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[torch.Tensor, " tokens"]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from numdev.arithmetic.formats import Format
 from numdev.arithmetic.products import whole_blocks
+from numdev.arithmetic.quantise import Quantised
 from numdev.attention.base import (
     Attention,
     Backward,
@@ -31,6 +32,7 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Normalise
 from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps
 from numdev.attention.tiling import KernelLaunch
+from numdev.errors import BadInput
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
@@ -60,6 +62,12 @@ class Naive(Attention):
     normalise: Normalise = setting(
         Normalise.EACH, "when untiled attention divides by l: `each`, P before the product with V, or `end`, O after it"
     )
+
+    def __post_init__(self) -> None:
+        inputs = self.precision.inputs
+        if isinstance(inputs, Quantised) and any(inputs.shared_by(of_v=step == "values") for step in self.precision.units):
+            hint = "its tensor cores would multiply codes times their scale; give it a number format, or attention=tiled"
+            raise BadInput("precision.inputs", str(inputs), hint)
 
     @property
     def idle(self) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.quantise import Quantised
 from numdev.attention import cost
 from numdev.attention.base import Backward, Implementation, Passes
 from numdev.attention.cost import CostModel
@@ -23,6 +24,7 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import DISTRIBUTIONS, Problem, draw_do
 from numdev.attention.recurrence import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.tiling import KernelLaunch
+from numdev.attention.triton import Triton
 from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Beside, Cost, Inputs, Operation, Output, Workload
 from numdev.results.record import Column
@@ -38,6 +40,12 @@ class AttentionWorkload(Workload):
     """
 
     backward: ClassVar[bool] = False
+    beside: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {
+            "prepare": "what a call in 8 bits includes before its kernel, quantising or laying out its inputs",
+            "attend": "the kernel alone, on what that left",
+        }
+    )
 
     def sample(self, problem: Problem) -> Problem:
         """The problem of the first batch entry and the query heads that share one KV head."""
@@ -69,6 +77,15 @@ class AttentionWorkload(Workload):
 
     def bound(self, problem: Problem, variant: Any, inputs: tuple[Tensor, ...]) -> Callable[[], Any]:
         return partial(variant.bare, *inputs, **problem.arguments())
+
+    def calls_beside(self, problem: Problem, variant: Any, inputs: tuple[Tensor, ...], device: torch.device) -> dict[str, Beside]:
+        """Of a call that includes something before its kernel."""
+        arguments: dict[str, Any] = problem.arguments()
+        if not isinstance(variant, Triton) or (stages := variant.stages(inputs, **arguments)) is None:
+            return {}
+        prepare, attend = stages
+        made, cost = prepare(), self.cost(problem, variant, self.bound(problem, variant, inputs)(), device)
+        return {"prepare": (prepare, Cost()), "attend": (lambda: attend(*made), cost)}
 
     def forget(self) -> None:
         """Releases the dense mask, which may be as large as the scores."""
@@ -147,7 +164,6 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     """
     from numdev.attention.captured import Captured  # late: nothing else needs every implementation
     from numdev.attention.tiled import Tiled, TiledBackward
-    from numdev.attention.triton import Triton
     from numdev.attention.vendor.custom import Custom, CustomBackward
     from numdev.attention.vendor.flash_attn import FlashAttn, FlashAttnBackward
     from numdev.attention.vendor.sdpa import Sdpa, SdpaBackward
@@ -172,11 +188,15 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         "order": ("", "in which order a kernel is asked to meet the tiles; empty for its own"),
         "splits": ("count", "contiguous ranges of keys of a kernel, combined by their log-sum-exp; none: the kernel's own rule"),
         "fmt": ("format", "q, k, v and what is returned, of an implementation that has no policy for each step"),
+        "output": ("format", "O of a kernel of 8 bits"),
+        "quantise": ("", "empty where the inputs of a kernel of 8 bits are numbers of that format themselves"),
     }
     forward = {
         **_types("", "tiling.", "softmax."),
         **{k: v for name in ("precision", "tiling", "softmax") for k, v in _of(GROUPS[name], prefix=f"{name}.").items()},
         **_of(Naive, Tiled, Triton, Sdpa, FlashAttn, Custom),
+        **_types("quantise."),
+        **_of(Quantised, prefix="quantise."),
         **kernel,
     }
     if not backward:

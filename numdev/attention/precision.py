@@ -118,7 +118,7 @@ class Policy:
         unit = dot.architecture.unit(*formats) if dot.architecture and formats else None
         if unit is None:
             hint = "its tensor cores do not multiply what this step does; give fp32, or factors in e4m3fn, e5m2, bf16 or fp16"
-            hint += ", without scales"
+            hint += ", with one scale at most for a tensor, a head or a block"
             raise BadInput(f"precision.{step}", str(dot), hint)
         if dot.every is not None and dot.every % unit.products:
             raise BadInput(f"precision.{step}", str(dot), f"one instruction adds {unit.products}; give a multiple behind @")
@@ -128,10 +128,7 @@ class Policy:
         """The format of the numbers of a step as tensor cores get them; None where they get others."""
         own: Step = getattr(self, step)
         if isinstance(own, Quantised):
-            turned = product != "values" and (own.hadamard or own.smoothing is not Smoothing.NONE)
-            values, scale = (own.values, own.values_scale) if product == "values" and own.values else (own.to, own.scale)
-            # Tensor cores cut products of codes; an emulation has codes times their scale, of more bits.
-            return None if turned or scale is not None or isinstance(values, Microscaled) else values.to
+            return own.code_format(of_v=product == "values")
         return own.to if isinstance(own, Cast) else None
 
     @classmethod

@@ -160,6 +160,9 @@ class Run:
     counters: Counters | None
     tiles_per_promotion: int = 1
     joins: bool = False  # whether splits are joined one after the other, and not combined by their LSE
+    # In FP32 those of q `[..., queries, 1]` and k `[..., 1, keys]`, and of v `[..., keys, 1]`, where these are codes
+    scales: tuple[Tensor, Tensor] | None = None
+    v_scale: Tensor | None = None
 
     def rows(self, splits: list[list[Range]], first: int, last: int) -> tuple[Tensor, Tensor]:
         """Output and LSE of the rows `[first, last)` after every tile of every split of the keys."""
@@ -191,6 +194,9 @@ class Rows:
         # P V, times the scale of P, that stays in the tensor cores over tiles until it is promoted; and the tiles that a row met.
         self._pending = torch.zeros_like(self.o) if run.tiles_per_promotion > 1 else None
         self._tiles = torch.zeros_like(self.l)
+        # The scale of the codes of V of the tile, and that in whose unit each row's sum in the tensor cores is.
+        self._v_scale: Tensor | None = None
+        self._unit = torch.ones_like(self.l)
 
     def meet(self, index: int, tile: tuple[int, int]) -> None:
         """The KV tile that stands at `index` of the order, for every row that sees a key of it; the others keep their state."""
@@ -203,10 +209,14 @@ class Rows:
         run.steps.at(self._split, index, first)
         q, k = run.q[..., first:last, :], run.k[..., slice(*tile), :]
         bias = run.mask.added((first, last), tile, q)
-        s = run.steps.scores(q, k.mT, run.factor, bias, run.softmax.log_scale)
+        factor: float | Tensor = run.factor
+        if run.scales is not None:
+            factor = factor * run.scales[0][..., first:last, :] * run.scales[1][..., slice(*tile)]
+        s = run.steps.scores(q, k.mT, factor, bias, run.softmax.log_scale)
         visible = run.mask.seen(queries, keys, (first, last), tile, s.device, k.shape[1])
         if visible is not None:
             s.masked_fill_(~visible, NEVER)
+        self._v_scale = None if run.v_scale is None else run.v_scale[..., tile[0] : tile[0] + 1, :]
         self._update(slice(first - self._first, last - self._first), s, run.v[..., slice(*tile), :], visible, first)
 
     def _update(self, here: slice, s: Tensor, v: Tensor, visible: Tensor | None, first: int) -> None:
@@ -256,17 +266,25 @@ class Rows:
         """`P V`, the scale of P taken out of it; of rows whose sum stays in the tensor cores 0, until it is promoted."""
         steps = self._run.steps
         if self._pending is None:
-            return self._unscale(steps.values(p, v, visible))
+            return self._unscale(steps.values(p, v, visible), self._v_scale)
         pending, tiles = self._pending[..., here, :], self._tiles[..., here, :]
         tiles += 1 if visible is None else visible.any(-1, keepdim=True)
-        total = steps.values(p, v, visible, steps.do("rescale output", pending, alpha))
+        start = steps.do("rescale output", pending, alpha)
+        if self._v_scale is not None:
+            unit = self._unit[..., here, :]
+            start = steps.unscaled("values", start, unit / self._v_scale)
+            unit.copy_(self._v_scale.expand_as(unit))
+        total = steps.values(p, v, visible, start)
         is_due = tiles % self._run.tiles_per_promotion == 0
         pending.copy_(total.masked_fill(is_due, 0.0))
-        return self._unscale(total.masked_fill_(~is_due, 0.0))
+        return self._unscale(total.masked_fill_(~is_due, 0.0), self._v_scale)
 
-    def _unscale(self, product: Tensor) -> Tensor:
-        scale = self._run.softmax.p_scale
-        return product if scale == 1.0 else self._run.steps.do("unscale values", product, scale)
+    def _unscale(self, product: Tensor, v_scale: Tensor | None) -> Tensor:
+        """The product of P and V without the scale of P, and times that of V, if this is in codes."""
+        steps, scale = self._run.steps, self._run.softmax.p_scale
+        if v_scale is not None:
+            product = steps.unscaled("values", product, v_scale)
+        return product if scale == 1.0 else steps.do("unscale values", product, scale)
 
     def _accumulate_(
         self, o: Tensor, alpha: Tensor, beta: Tensor | None, kept: Tensor, row_sum: Tensor, product: Tensor
@@ -314,7 +332,8 @@ class Rows:
         """Begin the rounding events that follow all tiles; what is pending is promoted."""
         self._run.steps.at(self._split, -1, self._first)
         if self._pending is not None:
-            self._run.steps.do("accumulate", self.o, self._unscale(self._pending))
+            unit = None if self._v_scale is None else self._unit
+            self._run.steps.do("accumulate", self.o, self._unscale(self._pending, unit))
 
     def finish(self) -> tuple[Tensor, Tensor]:
         """The normalised rows, and their LSE."""

@@ -68,14 +68,27 @@ class CommonSteps(Generic[AnyPrecision]):
         dot: Dot = getattr(self.precision, step)
         return dot(a, b, self.noise, self.precision.units.get(step), start)
 
-    def scores(self, q: Tensor, keys: Tensor, factor: float, bias: Tensor | None = None, log_scale: float = 1.0) -> Tensor:
-        """`S = factor Q K^T`, plus `log_scale bias`, which is rounded to the format of the scores first."""
+    def scores(
+        self, q: Tensor, keys: Tensor, factor: float | Tensor, bias: Tensor | None = None, log_scale: float = 1.0
+    ) -> Tensor:
+        """`S = factor Q K^T`, plus `log_scale bias`, which is rounded to the format of the scores first.
+
+        Of codes the factor is a number of FP32 for each score, with the scales of its row and column.
+        """
         s = self.product("scores", q, keys)
-        s = s if factor == 1.0 else self.do("scale scores", s, factor)
+        if isinstance(factor, Tensor):
+            s = self.unscaled("scores", s, factor)
+        elif factor != 1.0:
+            s = self.do("scale scores", s, factor)
         if bias is None:
             return s
         bias = self.precision.scores.accumulate.apply_(bias.clone(), self.noise).expand_as(s)
         return self.do("bias scores", s, bias if log_scale == 1.0 else self.do("scale scores", bias.clone(), log_scale))
+
+    def unscaled(self, step: str, codes: Tensor, scale: Tensor) -> Tensor:
+        """A product of codes times their scale, an FP32 number, rounded once; in the memory of `codes`."""
+        dot: Dot = getattr(self.precision, step)
+        return dot.accumulate.apply_(codes.mul_(scale), self.noise)
 
     def exponential(self, s: Tensor, m: Tensor, exp: Function) -> Tensor:
         """`P = exp(S - m)`, 0 where S or m is no number; the backward pass has LSE for m."""

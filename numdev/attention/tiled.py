@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from numdev.arithmetic.quantise import Quantised
+from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.attention.base import (
     Attention,
     Backward,
@@ -29,7 +29,7 @@ from numdev.attention.base import (
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.groups import BACKWARD_STEPS, FORWARD_STEPS, PRESET, RECOMPUTED, RECURRENCE, STEPS, TILES, AcceptedSettings
 from numdev.attention.mask import Mask, grouped, ungrouped
-from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.precision import BackwardPrecision, Precision, Three
 from numdev.attention.problem import Shape
 from numdev.attention.recurrence import BackwardCounters, BackwardRun, Counters, Run
 from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, OutputForDelta, Recompute, ScaleOn
@@ -153,6 +153,14 @@ class Tiled(OverTiles):
         if self.tiles_per_promotion > 1 and (soft.normalise is Normalise.EACH or soft.maximum is Maximum.LOCAL):
             hint = f"this recurrence takes P V out of the tensor cores after every tile; give at most {self.tiling.bc} behind @"
             raise BadInput("precision.values", str(self.precision.values), hint)
+        inputs, units = self.precision.inputs, self.precision.units
+        if not isinstance(inputs, Quantised):
+            return
+        if "values" in units and inputs.shared_by(of_v=True) is Scale.BLOCK and inputs.block % self.tiling.bc:
+            hint = f"on tensor cores a tile of V has one scale; give a multiple of tiling.bc={self.tiling.bc}"
+            raise BadInput("precision.quantise.block", inputs.block, hint)
+        if "scores" in units and soft.scale_on is ScaleOn.QUERIES:
+            raise BadInput("softmax.scale_on", "queries", "codes of q are multiplied as they are; give scores")
 
     @property
     def tiles_per_promotion(self) -> int:
@@ -190,13 +198,15 @@ class Tiled(OverTiles):
         """By tensor operations, block by block of the rows; how many rows a block has changes no bit."""
         factor = softmax_scale(q, scale) * self.softmax.log_scale
         carrier = self.precision.carrier
-        k, v = mask.without_padding(k.to(carrier))[:, :, None], mask.without_padding(v.to(carrier))[:, :, None]
-        q = group_heads(q.to(carrier), k.shape[1])
+        k, v = mask.without_padding(k.to(carrier)), mask.without_padding(v.to(carrier))
+        (q, k, v), scales, v_scale = self._codes(q.to(carrier), k, v)
+        k, v = k[:, :, None], v[:, :, None]
+        q = group_heads(q, k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self.precision.scale_queries(q, factor), 1.0
         counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
         steps, joins = Steps.of(self.precision, q.shape[-2]), self.tiling.split_size is not None
-        run = Run(steps, self.softmax, q, k, v, mask, factor, counters, self.tiles_per_promotion, joins)
+        run = Run(steps, self.softmax, q, k, v, mask, factor, counters, self.tiles_per_promotion, joins, scales, v_scale)
         out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)
         block = max(16, _WORKSPACE[q.device.type] // (q[..., 0, 0].numel() * min(self.tiling.bc, k.shape[-2])))
         splits = self.tiling.key_tiles(k.shape[-2])
@@ -208,6 +218,18 @@ class Tiled(OverTiles):
             counters.ended(lse, grouped(sees, k.shape[1]))
         counted = {} if counters is None else counters.summary()
         return Output(out.flatten(1, 2), lse.squeeze(-1).flatten(1, 2), counters=counted)
+
+    def _codes(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Three, tuple[Tensor, Tensor] | None, Tensor | None]:
+        """q, k and v, those that tensor cores multiply as codes, whose scales come after the product: of q and k, and of v."""
+        inputs, units, scales, v_scale = self.precision.inputs, self.precision.units, None, None
+        if isinstance(inputs, Quantised) and "scores" in units:
+            kv_heads, carrier = k.shape[1], q.dtype
+            (q, rows), (k, columns) = inputs.codes(q, "q"), inputs.codes(k, "k")
+            q, k, scales = q.to(carrier), k.to(carrier), (group_heads(rows, kv_heads), columns.mT[:, :, None])
+        if isinstance(inputs, Quantised) and "values" in units and inputs.shared_by(of_v=True) is not None:
+            codes, factor = inputs.codes(v, "v")
+            v, v_scale = codes.to(v.dtype), factor[:, :, None].to(v.dtype)
+        return (q, k, v), scales, v_scale
 
 
 @dataclass(frozen=True)

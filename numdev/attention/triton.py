@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
+from numdev.arithmetic.quantise import Quantised
 from numdev.attention.base import (
     Attention,
     Backward,
@@ -23,8 +26,8 @@ from numdev.attention.base import (
     softmax_scale,
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
-from numdev.attention.groups import PRESET, RECOMPUTED, RECURRENCE, SIDES, AcceptedSettings
-from numdev.attention.kernels.hopper.launch import BACKWARD, QUERIES, WIDE, hidden_queries, keys_of_block, refusal
+from numdev.attention.groups import PRESET, RECOMPUTED, RECURRENCE, SIDES, STEPS, AcceptedSettings
+from numdev.attention.kernels.hopper.launch import BACKWARD, QUANTISED, QUERIES, WIDE, hidden_queries, keys_of_block, refusal
 from numdev.attention.kernels.hopper.order import TILE, group_of
 from numdev.attention.kernels.launch import (
     ROWS,
@@ -53,6 +56,7 @@ from numdev.settings import setting
 __all__ = ["Kernel", "Products", "Triton", "TritonBackward"]
 
 Exponentials = tuple[OnlineSoftmax, Recompute]
+Stages = tuple[Callable[[], tuple[Tensor, ...]], Callable[..., Any]]
 Sides = tuple[int | None, int | None]  # Br and Bc, None for those of the launch table
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
 _BACKWARD_FORMATS = (BF16, FP16, FP32)
@@ -67,6 +71,9 @@ class Products(Enum):
 
 _TILES = SIDES | {"tiling.order", "tiling.splits", "tiling.split_size"}
 _OWN = {"attention.products", "attention.kernel", "attention.promotion"}
+_CODES = frozenset({"precision.output"} | {name for name in STEPS if name.startswith("precision.quantise.")})
+_NAMED = ("fp8", "fa3_fp8", "fa4_fp8")  # policies of E4M3 with scales
+_IN_CODES = "precision=e4m3fn attention.kernel=hopper"
 _NEVER = 1 << 20  # products between promotions
 
 
@@ -76,7 +83,8 @@ class Triton(Planned, Attention):
 
     FP8 inputs give FP16 output, as FlashAttention-3 does; their P is in FP8. The portable kernel forms their products from FP16
     operands, exactly, because the FP8 tensor cores of Hopper accumulate in fewer bits than FP32. The Hopper kernel, which takes
-    E4M3 where it is named, multiplies in these: its policy says so.
+    E4M3 where it is named, multiplies in these: its policy says so. It takes q, k and v of 16 or 32 bits where they are
+    `quantise`d: `numdev.attention.kernels.quantiser` runs before it.
 
     Attributes:
         fmt: bf16, fp16, fp32, e4m3fn or e5m2.
@@ -89,9 +97,13 @@ class Triton(Planned, Attention):
         promotion: of the Hopper kernel in E4M3, after how many tiles of keys it adds the tensor cores' sum of `P V` to O.
         split_size: keys of each split; the portable kernel then gives a row the same bits in every batch and among any number of
             queries, in one tile for all (`numdev.attention.kernels.forward`).
+        quantise: of the Hopper kernel in E4M3, how inputs become codes with scales; None for inputs that are E4M3 themselves.
+        output: of the Hopper kernel in E4M3, FP16 or BF16.
     """
 
-    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(PRESET | _TILES | RECURRENCE | _OWN, "kernel", _FORMATS)
+    accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings(
+        PRESET | _TILES | RECURRENCE | _OWN | _CODES, "kernel", _FORMATS
+    )
 
     fmt: Format = BF16
     br: int | None = None
@@ -110,12 +122,21 @@ class Triton(Planned, Attention):
         1, "in e4m3fn with kernel=hopper, tiles of keys after which the tensor cores' sum of P V is added in FP32; 0 for never"
     )
     split_size: int | None = None
+    quantise: Quantised | None = None
+    output: Format = FP16
 
     def __post_init__(self) -> None:
         _check(self.fmt, _FORMATS, self.br, self.bc, self.splits or 1)
         Tiling(bc=self.bc or 1, splits=self.splits or 1, split_size=self.split_size)
         if self.promotion < 0:
             raise BadInput("attention.promotion", self.promotion, "give a number of tiles of keys, or 0 for never")
+        if self.quantise is not None and not self._is_narrow:
+            hint = f"only the Hopper kernel in e4m3fn takes codes with scales; give {_IN_CODES}"
+            raise NotHonoured("precision.quantise", str(self.quantise), hint)
+        if self.quantise is not None and (refused := QUANTISED.refusal(self.quantise)) is not None:
+            raise NotHonoured(refused.setting, refused.value, f"the Hopper kernel takes {refused.choices or 'the default'} alone")
+        if self.output not in (FP16, BF16):
+            raise BadInput("precision.output", self.output.name, "the kernel returns fp16 or bf16")
 
     @staticmethod
     def of_settings(
@@ -129,13 +150,24 @@ class Triton(Planned, Attention):
         splits: int | None,
         promotion: int = 1,
         split_size: int | None = None,
+        policy: Precision | None = None,
+        output: Format | None = None,
     ) -> Triton:
-        """From settings, of which what is not set is left to the kernel.
+        """From settings, of which what is not set is left to the kernel; of the policy only how it quantises is read.
 
         Raises:
             NotHonoured: for a policy whose output is in another format than theirs.
         """
         made = Triton(fmt, *tile, order, splits, exponentials[0], products, kernel, promotion, split_size)
+        if policy is not None and made._is_narrow:
+            inputs = policy.inputs if isinstance(policy.inputs, Quantised) else None
+            made = replace(made, quantise=inputs, output=output or (policy.format if preset in _NAMED else FP16))
+        if preset in _NAMED:
+            if made.quantise is None:
+                raise NotHonoured(
+                    "precision.preset", preset, "of our kernels the Hopper one takes it; give attention.kernel=hopper"
+                )
+            return made
         if "_" in preset and Precision.parse(preset).format != made.format:
             raise NotHonoured("precision.preset", preset, f"attention=triton returns {made.format}; name a format alone")
         return made
@@ -148,9 +180,12 @@ class Triton(Planned, Attention):
             return policy
         if not self._is_narrow:
             return policy.with_step(output=FP16)
+        inputs = self.quantise or policy.inputs
         every = "" if self.promotion == 1 else f"@{self.promotion * keys_of_block(128) or _NEVER}"
         saturated = f"{self.fmt}:saturate"
-        return policy.with_step(output=FP16, scores="hopper", values=f"hopper{every}", probabilities=saturated)
+        return policy.with_step(
+            inputs=inputs, output=self.output, scores="hopper", values=f"hopper{every}", probabilities=saturated
+        )
 
     @property
     def _is_narrow(self) -> bool:
@@ -160,7 +195,9 @@ class Triton(Planned, Attention):
     def idle(self) -> dict[str, str]:
         """Only FP32 has two ways to be multiplied, and only the sums of FP8 tensor cores are promoted."""
         unread = {} if self.fmt == FP32 else {"attention.products": "precision=fp32"}
-        return unread if self._is_narrow else unread | {"attention.promotion": "precision=e4m3fn attention.kernel=hopper"}
+        if self._is_narrow:
+            return unread | (self.quantise.idle if self.quantise else {})
+        return unread | dict.fromkeys(("attention.promotion", *_CODES), _IN_CODES)
 
     def ineffective(self, shape: Shape | None) -> list[NotHonoured]:
         """The launch table's Bc is known on the GPU alone."""
@@ -200,7 +237,8 @@ class Triton(Planned, Attention):
 
     @property
     def storage(self) -> torch.dtype:
-        return held_dtype(self.fmt)
+        """Of inputs that are quantised, that of the output."""
+        return held_dtype(self.fmt if self.quantise is None else self.output)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """Rounded inputs of any dtype in; `out` in the output format's dtype, LSE in FP32.
@@ -213,8 +251,16 @@ class Triton(Planned, Attention):
         return Output(*plan.run(q, k, v), launch=plan.launch)
 
     def _stored(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        if self.quantise is not None:  # by the quantiser, from any of these
+            taken = (torch.bfloat16, torch.float16, torch.float32)
+            return tuple(x if x.dtype in taken else x.float() for x in tensors)
         storage = self.storage
         return tuple(x.to(storage) for x in tensors)
+
+    def stages(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None = None) -> Stages | None:
+        """What a call does before its kernel, and the kernel on what that returned; None where it does nothing before."""
+        stages = self.prepared(*inputs, mask=mask, scale=scale).stages
+        return stages and (partial(stages[0], *self._stored(*inputs)), stages[1])
 
     def _prepare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None) -> Plan:
         check_shapes(q, k, v, mask)
@@ -225,7 +271,7 @@ class Triton(Planned, Attention):
         if self.is_tf32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"only products of fp32 can be in tf32, not {self.fmt.name}; give ieee")
         kv_heads = k.shape[1]
-        if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None:
+        if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None or self.quantise is not None:
             return self._attend(q, k, v, mask, factor)
 
         # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
@@ -238,7 +284,7 @@ class Triton(Planned, Attention):
             out, lse = plan.run(packed(q), k, v)
             return out.flatten(1, 2).unsqueeze(2), lse.flatten(1, 2).unsqueeze(2)
 
-        return plan._replace(run=run)
+        return plan._replace(run=run, stages=None)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
         device, splits, size = device_of(q.device), self.splits or 1, self.split_size
@@ -250,7 +296,10 @@ class Triton(Planned, Attention):
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
 
-            narrow = host.Narrow(self.promotion, int(math.log2(self.softmax.p_scale))) if self._is_narrow else None
+            narrow = None
+            if self._is_narrow:
+                out = self.output.dtype or torch.float16
+                narrow = host.Narrow(self.promotion, int(math.log2(self.softmax.p_scale)), self.quantise, out)
             return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow)
         from numdev.attention.kernels import portable
 
@@ -401,6 +450,15 @@ class TritonBackward(Planned, Backward):
     def launches(self, head_dim: int, mask: Mask, device: torch.device) -> Launches:
         """The tiles of both portable kernels."""
         return choose_backward(self.fmt, head_dim, mask, device_of(device), self.br, self.bc)
+
+
+def format_of(preset: str, option: str) -> Format:
+    """The format that `precision.preset` names; e4m3fn of a policy of E4M3 with scales.
+
+    Raises:
+        NotHonoured: for a precision that the kernels do not have.
+    """
+    return E4M3FN if preset in _NAMED else Triton.accepted_settings.format_of(preset, option)
 
 
 def exponentials(

@@ -17,6 +17,7 @@ from torch import Tensor
 from numdev import Cast, Dot, Exponential, Mask, Maximum, Normalise, OnlineSoftmax, Order, ScaleOn, SumOver, Tiling
 from numdev.arithmetic.formats import BF16, E4M3FN, FP16, FP32, Format
 from numdev.arithmetic.products import row_sums
+from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.attention import exact, naive, tiled
 from numdev.attention.base import Attention, Backward, Output, saved_by
 from numdev.attention.exact import Exact, ExactBackward
@@ -514,6 +515,51 @@ def test_p_v_stays_in_the_tensor_cores_over_tiles(every: int) -> None:
         if (tile + 1) % (every // bc) == 0:
             o, pending = o + pending / scale, torch.zeros_like(pending)
     assert torch.equal(got.out[0, 0], (o + pending / scale) / row_sum)
+
+
+@pytest.mark.parametrize("hadamard", [False, True])
+@pytest.mark.parametrize("scale", [Scale.TENSOR, Scale.HEAD, Scale.BLOCK])
+@pytest.mark.parametrize("every", [32, 128, 4096])
+def test_codes_are_multiplied_before_their_scales(every: int, scale: Scale, hadamard: bool) -> None:
+    """As a kernel does: O is in units of the scale of V that was met last, and leaves as `O s / l`."""
+    bc, low = 32, Cast.parse("e4m3fn:saturate")
+    inputs = Quantised(low, scale, 64, 16, hadamard=hadamard)
+    policy = IN_TENSOR_CORES.with_step(values=f"hopper@{every}", scores="hopper", inputs=inputs)
+    q, k, v = draw((1, 1, 1, 33, 300, 64), 5)
+    v[:, :, 64:128] *= 100.0
+    q, k, v = policy.round_inputs(q, k, v)
+    mask, soft = Mask(key_lengths=(290,)), OnlineSoftmax(exp=EXPONENTIALS["exp2"])
+    got = Tiled(policy, Tiling(8, bc), soft)(q, k, v, mask, 0.5 / math.log2(math.e))
+    k, v = mask.without_padding(k), mask.without_padding(v)
+    (q_codes, q_scale), (k_codes, k_scale), (v_codes, v_scale) = (
+        (codes[0, 0], each[0, 0]) for codes, each in (inputs.codes(x, name) for name, x in zip("qkv", (q, k, v), strict=True))
+    )
+    rows = torch.zeros(33, 1)
+    m, row_sum, o, pending, unit = rows - float("inf"), rows.clone(), torch.zeros(33, 64), torch.zeros(33, 64), v_scale[0]
+    for tile, first in enumerate(range(0, 290, bc)):
+        here = slice(first, min(first + bc, 290))
+        s = policy.units["scores"](q_codes, k_codes[here].mT) * (0.5 * q_scale * k_scale[here].mT)
+        m_new = torch.maximum(m, s.amax(1, keepdim=True))
+        p, alpha = exp2(s - m_new), exp2(m - m_new)
+        m, row_sum, ratio, unit = m_new, row_sum * alpha + row_sums(p), unit / v_scale[first], v_scale[first]
+        o, pending = o * (alpha * ratio), pending * alpha * ratio
+        pending = policy.units["values"](p.to(torch.float8_e4m3fn).float(), v_codes[here], pending)
+        if (tile + 1) % (every // bc) == 0:
+            o, pending = o + pending, torch.zeros_like(pending)
+    torch.testing.assert_close(got.out[0, 0], (o + pending) * unit / row_sum, rtol=2e-5, atol=1e-6 * float(v.abs().max()))
+    near = Exact()(q, k, v, mask, 0.5 / math.log2(math.e)).out
+    assert float((got.out - near).square().mean().sqrt()) < 0.1 * float(near.square().mean().sqrt())
+
+
+def test_codes_are_refused_where_a_kernel_has_none() -> None:
+    inputs = Quantised(Cast.parse("e4m3fn"), Scale.BLOCK, 48)
+    policy = Precision.kernel(E4M3FN).with_step(inputs=inputs, values="hopper", scores="hopper")
+    with pytest.raises(BadInput, match=r"^precision\.quantise\.block: .*multiple of tiling\.bc=32"):
+        Tiled(policy, Tiling(bc=32))
+    with pytest.raises(BadInput, match=r"^softmax\.scale_on: "):
+        Tiled(policy, Tiling(bc=48), OnlineSoftmax(scale_on=ScaleOn.QUERIES))
+    with pytest.raises(BadInput, match=r"^precision\.inputs: "):
+        Naive(policy)
 
 
 @settings(max_examples=20)

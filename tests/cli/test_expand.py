@@ -171,7 +171,10 @@ def test_every_study_runs_at_toy_size(name: str, tmp_path: Path) -> None:
     for record in store.records():
         lacks = record.status is Status.UNSUPPORTED and re.search("CUDA|compute capability|not installed", record.reason)
         assert record.status is Status.OK or lacks, record.reason
-    assert Status.OK in {record.status for record in store.records()} or name == "fp8_kernel"  # of a GPU alone
+    assert Status.OK in {record.status for record in store.records()} or name in (
+        "fp8_kernel",
+        "fa3_table3_kernel",
+    )  # of a GPU alone
     assert store.studies()[name]["title"] == made.title
 
 

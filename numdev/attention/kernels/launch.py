@@ -308,10 +308,14 @@ def backward_shared_bytes(launch: Launch, fmt: Format, head_dim: int, of_rows: b
 
 
 class Plan(NamedTuple):
-    """A call that was prepared for tensors of the same layout, and the kernel that it launches; it holds none of the tensors."""
+    """A call that was prepared for tensors of the same layout, and the kernel that it launches; it holds none of the tensors.
+
+    `stages` are the two calls of which `run` consists, if the kernel reads other tensors than it is given.
+    """
 
     run: Callable[..., Any]
     launch: KernelLaunch
+    stages: tuple[Callable[..., tuple[Tensor, ...]], Callable[..., Any]] | None = None
 
 
 class Planned:

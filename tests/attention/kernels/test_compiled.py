@@ -46,14 +46,16 @@ BACKWARD = (
     ("bf16", 256, "causal", 90),
     ("fp32", 128, "none", 89),
 )
-# head_dim, Br, causal, unaligned, masked, padded, and of e4m3fn the promotion
+# head_dim, Br, causal, unaligned, masked, padded, of e4m3fn the promotion, and rows and keys that share a scale
 HOPPER = (
-    (64, 192, True, False, True, False, None),
-    (128, 128, True, True, True, False, None),
-    (256, 128, True, True, True, True, None),
-    (64, 128, True, False, True, False, 1),
-    (128, 128, True, False, True, False, 1),
-    (256, 128, True, False, True, False, 0),
+    (64, 192, True, False, True, False, None, None),
+    (128, 128, True, True, True, False, None, None),
+    (256, 128, True, True, True, True, None, None),
+    (64, 128, True, False, True, False, 1, None),
+    (128, 128, True, False, True, False, 1, None),
+    (256, 128, True, False, True, False, 0, None),
+    (128, 128, True, False, True, False, 1, (0, 0, 0)),
+    *((dim, 128, True, False, True, False, int(dim < 256), (128, 128, 128)) for dim in (64, 128, 256)),
 )
 # head_dim, causal, masked, padded, grouped
 HOPPER_BACKWARD = (
@@ -66,6 +68,9 @@ HOPPER_WIDE = (
     ("dk", True, False),
     ("dv", True, False),
 )
+
+# head_dim, format, what shares a scale, rotated
+QUANTISER = ((128, "bf16", "block", False), (128, "bf16", "block", True), (256, "bf16", "head", True))
 
 
 def compile_for(kernel: Any, values: dict[str, Any], types: dict[str, Any], capability: int, options: dict[str, Any]) -> Any:
@@ -194,7 +199,14 @@ def _described(dtype: Any, block: tuple[int, ...], layout: Any) -> str:
 
 
 def hopper(
-    dim: int, br: int, causal: bool, unaligned: bool, masked: bool, padded: bool, promotion: int | None
+    dim: int,
+    br: int,
+    causal: bool,
+    unaligned: bool,
+    masked: bool,
+    padded: bool,
+    promotion: int | None,
+    blocks: tuple[int, int, int] | None,
 ) -> list[dict[str, Any]]:
     """The forward kernel for Hopper GPUs."""
     from triton.experimental.gluon import language as gl
@@ -205,15 +217,26 @@ def hopper(
     narrow = promotion is not None
     shape, dtype = (NARROW if narrow else SHAPES)[dim, br], gl.float8e4nv if narrow else gl.bfloat16
     sizes, own = (shape.bc, dim, shape.groups, shape.stages), (promotion, 8) if narrow else ()
-    values = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers, 0.0, *own)}
+    own = (*own, True, *blocks) if blocks else own
+    values: dict[str, Any] = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers, 0.0, *own)}
+    values |= {} if blocks else {"scales": None}
     rows, keys, values_ = descriptor(dtype, 64, dim), descriptor(dtype, shape.bc, dim), descriptor(dtype, shape.bc, dim)
     if narrow:
         made = host._groups(1, shape.bc, dim)(torch.empty(0))
         keys, values_ = _described(dtype, tuple(made.block_shape), made.layout), descriptor(dtype, dim, shape.bc)
     out = descriptor(gl.float16 if narrow else dtype, 64, dim // 2 if dim > 128 else dim)
-    types = {"d_q": rows, "d_k": keys, "d_v": values_, "d_o": out, "lse": "*fp32", "tiles": "*i32", "scale": "fp32"}
+    types = {
+        "d_q": rows,
+        "d_k": keys,
+        "d_v": values_,
+        "d_o": out,
+        "lse": "*fp32",
+        "tiles": "*i32",
+        "scale": "fp32",
+        "scales": "*fp32",
+    }
     kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4})
-    return [{"dim": dim, "br": br, "promotion": promotion or 0} | needs(kernel, 90)]
+    return [{"dim": dim, "br": br, "promotion": promotion or 0, "scaled": blocks is not None} | needs(kernel, 90)]
 
 
 def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped: bool) -> list[dict[str, Any]]:
@@ -270,6 +293,23 @@ OPERATIONS = (
     ("scan", {"DELTA": True, "BK": 64, "BV": 16}),
     ("logprob", {"BR": 16, "BC": 64, "BK": 64}),
 )
+
+
+def quantiser(dim: int, name: str, shared: str, hadamard: bool) -> list[dict[str, Any]]:
+    """The kernel that makes codes with scales."""
+    from numdev import Cast
+    from numdev.arithmetic.quantise import Quantised, Scale
+    from numdev.attention.kernels import quantiser as kernels
+
+    inputs = Quantised(Cast.parse("e4m3fn"), Scale(shared), hadamard=hadamard)
+    values: dict[str, Any] = {"CODE": kernels.Code(*kernels.parts(inputs), dim, False)}
+    values |= {name: None for name, has in (("rotation", hadamard), ("largest", shared != "block")) if not has}
+    side = kernels.Side(f"*{name}", "i32", "i32", "i32", "1", "*fp8e4nv", *["i32"] * 6)
+    types = dict.fromkeys("qkv", side) | {"scales": "*fp32", "lengths": "*i32", "rotation": f"*{name}", "largest": "*i32"}
+    kernel = compile_for(kernels.quantise, values, types, 90, {"num_warps": 8 if dim > 128 else 4})
+    return [{"dim": dim, "format": name} | needs(kernel, 90)]
+
+
 KINDS: dict[str, Any] = {
     "operation": (operation, OPERATIONS),
     "portable": (portable_forward, PORTABLE),
@@ -278,6 +318,7 @@ KINDS: dict[str, Any] = {
     "hopper": (hopper, HOPPER),
     "hopper_backward": (hopper_backward, HOPPER_BACKWARD),
     "hopper_wide": (hopper_wide, HOPPER_WIDE),
+    "quantiser": (quantiser, QUANTISER),
 }
 
 
@@ -345,6 +386,12 @@ def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_
         assert kernel["stack"] <= most, kernel
         assert not kernel["warnings"], kernel
         assert kernel["shared"] <= 227 * 1024, kernel
+
+
+def test_the_quantiser_spills_nothing() -> None:
+    for kernel in in_a_process("quantiser"):
+        assert kernel["stack"] == 0, kernel
+        assert kernel["shared"] <= SHARED[90], kernel
 
 
 if __name__ == "__main__":

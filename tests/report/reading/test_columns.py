@@ -9,6 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from numdev import Cast
+from numdev.arithmetic.formats import E4M3FN
+from numdev.arithmetic.quantise import Quantised
 from numdev.attention.captured import Captured
 from numdev.attention.exact import Exact
 from numdev.attention.instrumented import Instrumented
@@ -17,7 +20,7 @@ from numdev.attention.operation import ATTENTION
 from numdev.attention.precision import Precision
 from numdev.attention.problem import DISTRIBUTIONS, Problem
 from numdev.attention.tiled import Tiled
-from numdev.attention.triton import Triton
+from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor.custom import Custom
 from numdev.attention.vendor.flash_attn import FlashAttn
 from numdev.attention.vendor.flex import Flex
@@ -34,7 +37,7 @@ from numdev.results.study import Refused
 
 FP8 = Precision.fp8()
 VARIANTS = [Tiled(FP8), Naive(FP8), Exact(), Triton(), Sdpa(), Flex(), Vanilla(), Instrumented(FP8), Custom("math:sqrt")]
-VARIANTS += [FlashAttn(), SageAttention()]
+VARIANTS += [FlashAttn(), SageAttention(), Triton(E4M3FN, kernel=Kernel.HOPPER, quantise=Quantised(Cast(E4M3FN)))]
 KNOWN = {column.name: column for column in ATTENTION.settings()}
 REFUSED = Refused("sdpa", "tiling.br=16")
 CONFIGURATION = tuple(f"{part}." for part in dictionary.PARTS)

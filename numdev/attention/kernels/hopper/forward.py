@@ -9,10 +9,13 @@ visited from the last to the first, so that the masked ones come before the main
 Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
 
-In E4M3 both products are sums of `numdev.arithmetic.tensor_cores`; `P V` is promoted, its sum added to O in FP32 and begun anew,
-after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated; O leaves as FP16. V comes transposed, since the
-unit reads both operands of 8 bits along the sum. Of the four threads of a row, thread t holds columns 8 j + 2 t + e of S (e of 0
-and 1), and needs 16 g + 4 t + b of P (b of 0 to 3): so a description of K in five dimensions permutes the keys of each 16.
+In E4M3 both products are sums of `numdev.arithmetic.tensor_cores`; `P V` is promoted, its sum added to O in FP32 and begun
+anew, after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated; O leaves in 16 bits. V comes transposed,
+since the unit reads both operands of 8 bits along the sum. Numbers may be codes with scales, of a head or of a block of rows:
+that of q and that of a block of K are part of the factor of S. O is in units of the scale of the block of V that was met last:
+a change of unit is a factor of a row, as a rescale is. Of the four threads of a row, thread t holds columns 8 j + 2 t + e of S
+(e of 0 and 1), and needs 16 g + 4 t + b of P (b of 0 to 3): so a description of K in five dimensions permutes the keys of each
+16.
 
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
@@ -74,6 +77,9 @@ class Code(NamedTuple):
         threshold: by how much, in units of log 2, the largest score of a row must rise before m does and O is rescaled.
         promotion: of 8 bits, blocks of keys after which the sum of `P V` is promoted; 0 for never.
         p_bits: of 8 bits, log2 of the factor of P.
+        scaled: whether q, k and v are codes with scales.
+        q_rows, k_keys, v_keys: rows of q, a multiple of 64, and keys of k and of v, multiples of `bc`, that share a scale; 0 for
+            all of a head.
     """
 
     bc: int
@@ -89,6 +95,10 @@ class Code(NamedTuple):
     threshold: float = 0.0
     promotion: int = 0
     p_bits: int = 0
+    scaled: bool = False
+    q_rows: int = 0
+    k_keys: int = 0
+    v_keys: int = 0
 
 
 @aggregate
@@ -142,9 +152,13 @@ class Shared:
 
 @aggregate
 class Work:
-    """The list of tiles (see `numdev.attention.kernels.hopper.launch.schedule`) and the sizes of the problem."""
+    """The list of tiles (see `numdev.attention.kernels.hopper.launch.schedule`) and the sizes of the problem.
+
+    For each batch entry, `scales` has those of the blocks of each head of q, then of k, then of v.
+    """
 
     tiles: gl.tensor
+    scales: gl.tensor
     heads: gl.tensor
     group: gl.tensor
     queries: gl.tensor
@@ -182,6 +196,41 @@ def limits(c: gl.constexpr, setting, work, row0, keys):
         rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
         limit = gl.minimum(limit, rows + work.shift + 1)
     return limit
+
+
+@gluon.jit
+def scale_in(at, token, size: gl.constexpr):
+    """The scale of a token, of those of its head, which begin at `at`."""
+    if size:
+        at = at + token // size
+    return gl.load(at)
+
+
+@gluon.jit
+def count(tokens, size: gl.constexpr):
+    """How many scales a head has; of the type of `tokens`."""
+    if size:
+        n = (tokens + size - 1) // size
+    else:
+        n = tokens * 0 + 1
+    return n
+
+
+@gluon.jit
+def scales_of(c: gl.constexpr, setting, work, row0, b, h, scale):
+    """The factor of S of group c, without that of a block of keys, and where the scales of K and of V of its head begin."""
+    k_at = work.scales
+    v_at = work.scales
+    if setting.scaled:
+        keys, kv_heads = work.queries + work.shift, work.heads // work.group
+        of_q, of_k, of_v = count(work.queries, setting.q_rows), count(keys, setting.k_keys), count(keys, setting.v_keys)
+        q_at = work.scales + b * (work.heads * of_q + kv_heads * (of_k + of_v))
+        k_at = q_at + work.heads * of_q + h // work.group * of_k
+        v_at = q_at + work.heads * of_q + kv_heads * of_k + h // work.group * of_v
+        scale = scale * scale_in(q_at + h * of_q, gl.minimum(row0 + c * ROWS, work.queries - 1), setting.q_rows)
+        if not setting.k_keys:
+            scale = scale * gl.load(k_at)
+    return scale, k_at, v_at
 
 
 @gluon.jit
@@ -338,11 +387,20 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
 
 
 @gluon.jit
-def step(c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, key, limit, MASK: gl.constexpr):
-    """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i.
+def step(
+    c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, limit,
+    MASK: gl.constexpr,
+):  # fmt: skip
+    """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
 
-    p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum and limit are `[ROWS]`.
+    p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum and limit are `[ROWS]`. `v_scale` is that of block i_v, then of block i.
     """
+    k_scale = scale
+    v_next = v_scale
+    if setting.k_keys:  # loaded before anything is awaited
+        k_scale = scale_in(k_at, key, setting.k_keys)
+    if setting.v_keys:
+        v_next = scale_in(v_at, key, setting.v_keys)
     at = i % setting.stages
     at_v = i_v % setting.stages
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
@@ -360,10 +418,14 @@ def step(c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, s
     pass_turn(c, setting, shared, i)
     s = warpgroup_mma_wait(1, deps=(s,))
     mbarrier.arrive(shared.k_empty.index(at), count=1)
+    if setting.k_keys:
+        scale = scale * k_scale
     p_next, alpha, m, row_sum = softmax(setting, s, m, row_sum, scale, key, limit, MASK)
+    if setting.v_keys:
+        alpha = alpha * (v_scale / v_next)
     acc = warpgroup_mma_wait(0, deps=(product,))
     mbarrier.arrive(shared.v_empty.index(at_v), count=1)
-    return p_next, alpha, acc, m, row_sum
+    return p_next, alpha, acc, m, row_sum, v_next
 
 
 @gluon.jit
@@ -388,7 +450,7 @@ def rescale(setting, acc, total, alpha, met):
     """`alpha O` after `met` blocks of a tile: of `acc`, the sum that the tensor cores add to, and of what was promoted."""
     if setting.promotion:
         total = total + gl.where(met % setting.promotion == 0, acc, 0.0)
-    if setting.threshold > 0:
+    if setting.threshold > 0 and not setting.v_keys:
         if gl.min(alpha, 0) < 1.0:
             acc, total = rescaled(setting, acc, total, alpha)
     else:
@@ -397,27 +459,30 @@ def rescale(setting, acc, total, alpha, met):
 
 
 @gluon.jit
-def rest_of_tile(c: gl.constexpr, setting, shared, q, i, p, acc, total, m, row_sum, scale, n, skip, whole, limit):
+def rest_of_tile(
+    c: gl.constexpr, setting, shared, q, i, p, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, whole, limit
+):
     """All blocks of a tile after the first one that group c sees."""
     if setting.unaligned:
         for block in range(skip + 1, whole):
             key = (n - 1 - block) * setting.bc
             met = block - skip
-            p_next, alpha, acc, m, row_sum = step(
-                c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, key, limit, True
+            p_next, alpha, acc, m, row_sum, v_scale = step(
+                c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, limit, True
             )
             acc, total = rescale(setting, acc, total, alpha, met)
             p = as_operand(setting, p_next)
             i += 1
     for block in range(whole, n):
+        key = (n - 1 - block) * setting.bc
         met = block - skip
-        p_next, alpha, acc, m, row_sum = step(
-            c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, 0, limit, False
+        p_next, alpha, acc, m, row_sum, v_scale = step(
+            c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, limit, False
         )
         acc, total = rescale(setting, acc, total, alpha, met)
         p = as_operand(setting, p_next)
         i += 1
-    return i, p, acc, total, m, row_sum
+    return i, p, acc, total, m, row_sum, v_scale
 
 
 @gluon.jit
@@ -431,7 +496,7 @@ def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.con
 
 
 @gluon.jit
-def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum):
+def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale):
     """Store `O / l` through shared memory and the copy engine, which omits rows beyond the last; store LSE `(m + log2 l) ln 2`.
 
     acc is `[ROWS, dim]`; m and row_sum are `[ROWS]`.
@@ -441,6 +506,8 @@ def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m,
     value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum * 2.0**-setting.p_bits)) * LN2)
     gl.store(lse + (b * work.heads + h).to(gl.int64) * work.queries + rows, value, mask=rows < work.queries)
     inverse = gl.where(empty, 0.0, 1.0 / row_sum)
+    if setting.scaled:
+        inverse = inverse * v_scale
     factor = gl.expand_dims(gl.convert_layout(inverse, setting.o_row), 1)
     out = acc * factor
     if setting.masked:
@@ -464,6 +531,8 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)  # [ROWS]
     acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)  # [ROWS, dim]
     total = acc if setting.promotion else row_sum_0  # [ROWS, dim], what was promoted; otherwise nothing reads it
+    factor, k_at, v_at = scales_of(c, setting, work, row0, b, h, scale)
+    v_scale = scale  # of the block of V that was met last; without scales nothing reads it
     i = 0  # blocks of the stream so far
     if setting.causal:
         i = pass_over(c, setting, shared, i, skip)
@@ -474,14 +543,20 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
     s = warpgroup_mma_wait(0, deps=(scores(setting, shared, c, i),))  # [ROWS, bc]
     mbarrier.arrive(shared.k_empty.index(at), count=1)
-    p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, scale, (n - 1 - skip) * setting.bc, limit, setting.masked)
+    key = (n - 1 - skip) * setting.bc
+    of_block = factor
+    if setting.k_keys:
+        of_block = factor * scale_in(k_at, key, setting.k_keys)
+    if setting.scaled:
+        v_scale = scale_in(v_at, key, setting.v_keys)
+    p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, of_block, key, limit, setting.masked)
     p = as_operand(setting, p_next)  # [ROWS, bc]
     i += 1
     j = 0  # tiles so far
     while n > 0:
         q = (j % setting.sets) * setting.groups + c
-        i, p, acc, total, m, row_sum = rest_of_tile(
-            c, setting, shared, q, i, p, acc, total, m, row_sum, scale, n, skip, whole, limit
+        i, p, acc, total, m, row_sum, v_scale = rest_of_tile(
+            c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, whole, limit
         )
         mbarrier.arrive(shared.q_empty.index(q), count=1)
         j += 1
@@ -495,15 +570,20 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
             i = pass_over(c, setting, shared, i, skip)
         mbarrier.wait(shared.q_full.index(q_next), (j // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
-        p_next, _, acc, m_next, row_sum_next = step(
-            c, setting, shared, q_next, i, i_v, met, p, acc, m_0, row_sum_0, scale, key, limit, setting.masked
-        )
+        factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
+        p_next, _, acc, m_next, row_sum_next, v_next = step(
+            c, setting, shared, q_next, i, i_v, met, p, acc, m_0, row_sum_0, factor, k_at, v_at, v_scale, key, limit,
+            setting.masked,
+        )  # fmt: skip
         i += 1
         p = as_operand(setting, p_next)
         if setting.promotion:
             acc = total + acc
             total = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
-        finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum)
+        finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale)
+        v_scale = v_next
+        if setting.scaled and not setting.v_keys:
+            v_scale = gl.load(v_at)
         m = m_next
         row_sum = row_sum_next
         row0 = row0_next
@@ -515,11 +595,11 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
 
 
 @gluon.jit(do_not_specialize=["heads", "group", "queries", "shift"])
-def attention(d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shift, CODE: gl.constexpr):
+def attention(d_q, d_k, d_v, d_o, lse, tiles, scales, scale, heads, group, queries, shift, CODE: gl.constexpr):
     """One program: a loading warp group and `CODE.groups` computing ones, over the program's list of tiles.
 
     d_q, d_k, d_v and d_o describe `[batch, heads, tokens, dim]` to the copy engine; lse is `[batch, heads, queries]`, tiles
-    `[round, program, 5]`.
+    `[round, program, 5]`, scales as in `Work`, or None.
     """
     # A group skips at most one block of a tile (see `own`): a second would wait for a buffer of V that the group itself holds.
     gl.static_assert((CODE.groups - 1) * ROWS <= CODE.bc)
@@ -527,7 +607,10 @@ def attention(d_q, d_k, d_v, d_o, lse, tiles, scale, heads, group, queries, shif
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers
     setting = Setting(CODE)
-    work = Work(tiles, heads, group, queries, shift)
+    if CODE.scaled:
+        work = Work(tiles, scales, heads, group, queries, shift)
+    else:
+        work = Work(tiles, lse, heads, group, queries, shift)  # which reads no scales
     shared = Shared(
         gl.allocate_shared_memory(CODE.dtype, [setting.sets * GROUPS, 1, 1, ROWS, CODE.dim], d_q.layout),
         gl.allocate_shared_memory(CODE.dtype, [STAGES] + d_k.block_shape, d_k.layout),  # noqa: RUF005 (Gluon unpacks no list)

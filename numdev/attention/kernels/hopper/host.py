@@ -12,6 +12,8 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from numdev.arithmetic.quantise import Quantised
+from numdev.attention.kernels import quantiser
 from numdev.attention.kernels.hopper import backward, wide
 from numdev.attention.kernels.hopper import forward as forward_kernel
 from numdev.attention.kernels.hopper.launch import (
@@ -72,10 +74,20 @@ def _rows(like: Tensor, rows: int) -> _Descriptor:
 
 
 class Narrow(NamedTuple):
-    """What the forward kernel needs to know of 8 bits: see `forward.Code`."""
+    """What the forward kernel needs to know of 8 bits: see `forward.Code`; how inputs are quantised, and the dtype of `out`."""
 
     promotion: int
     p_bits: int
+    inputs: Quantised | None = None
+    out: torch.dtype = torch.float16
+
+    @property
+    def own(self) -> tuple[Any, ...]:
+        """The last constants of the kernel."""
+        if self.inputs is None:
+            return self.promotion, self.p_bits
+        rows = (part.rows if part.shared == quantiser.BLOCK.value else 0 for part in quantiser.parts(self.inputs))
+        return self.promotion, self.p_bits, True, *rows
 
 
 def _groups(count: int, keys: int, dim: int) -> _Descriptor:
@@ -85,8 +97,8 @@ def _groups(count: int, keys: int, dim: int) -> _Descriptor:
     return _described((count, *block[1:]), (16 * dim, 2 * dim, 4 * dim, dim, 1), block, layout)
 
 
-def _laid_out(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """K of 8 bits contiguous, in a multiple of 16 tokens, and V transposed, `[batch, heads, dim, tokens]`, 0 beyond `lengths`."""
+def _laid_out(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    """q; K of 8 bits contiguous, in a multiple of 16 tokens; V transposed, `[batch, heads, dim, tokens]`, 0 beyond `lengths`."""
     batch, heads, keys, dim = v.shape
     whole = -keys % 16 + keys
     if whole != keys or not k.is_contiguous():
@@ -97,7 +109,7 @@ def _laid_out(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, T
     for entry, length in zip(transposed.view(torch.uint8), lengths, strict=True):
         if length < keys:
             entry[..., length:].zero_()
-    return k, transposed
+    return q, k, transposed
 
 
 def forward(
@@ -110,12 +122,21 @@ def forward(
     threshold: float = 0.0,
     narrow: Narrow | None = None,
 ) -> Plan:
-    """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, or FP16; LSE in FP32."""
-    (batch, heads, queries, head_dim), (kv_heads, keys) = q.shape, k.shape[1:3]
+    """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, or `narrow.out`; LSE in FP32.
+
+    Inputs that are to be quantised are so before the kernel: `Plan.stages` has both calls.
+    """
+    (batch, heads, queries, head_dim), (kv_heads, keys), device = q.shape, k.shape[1:3], q.device
+    lengths = mask.lengths(batch, keys)
+    prepare: Callable[..., tuple[Tensor, ...]] | None = None
+    if narrow is not None:
+        prepare = partial(_laid_out, lengths=lengths)
+        if narrow.inputs is not None:
+            prepare = quantiser.plan(q, k, v, narrow.inputs, lengths)
+            q = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device="meta")
     br = br or pinned_br(head_dim, mask, queries, keys, narrow=narrow is not None)
     block = (SHAPES if narrow is None else NARROW)[head_dim, br]
-    bc, group, shape, dtype, device = block.bc, heads // kv_heads, q.shape, q.dtype, q.device
-    lengths = mask.lengths(batch, keys)
+    bc, group, shape, dtype = block.bc, heads // kv_heads, q.shape, q.dtype
     work = Work(heads, group, queries, keys, br, mask.causal, lengths, device_of(device).multiprocessors, bc)
     name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
@@ -123,31 +144,36 @@ def forward(
     padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
     unaligned = mask.causal and is_unaligned(queries, keys)
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
-    code = forward_kernel.Code(*sizes, mask.causal, unaligned, masked, padded, block.registers, threshold, *(narrow or ()))
-    out_dtype = dtype if narrow is None else torch.float16
+    code = forward_kernel.Code(
+        *sizes, mask.causal, unaligned, masked, padded, block.registers, threshold, *(narrow.own if narrow else ())
+    )
+    out_dtype = dtype if narrow is None else narrow.out
     numbers = scale * math.log2(math.e), heads, group, queries, keys - queries, code
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
-    of_q, of_k, of_v = _blocks(q, ROWS, head_dim), _blocks(k, bc, head_dim), _blocks(v, bc, head_dim)
-    of_out = _blocks(torch.empty(shape, dtype=out_dtype, device="meta"), ROWS, columns)
-    if narrow is not None:
-        of_k = _groups(batch * kv_heads * math.ceil(keys / 16), bc, head_dim)
-        of_v = _blocks(_laid_out(k, v, lengths)[1], head_dim, bc)
+    of_q, of_out = _blocks(q, ROWS, head_dim), _blocks(torch.empty(shape, dtype=out_dtype, device="meta"), ROWS, columns)
+    if narrow is None:
+        of_k, of_v = _blocks(k, bc, head_dim), _blocks(v, bc, head_dim)
+    else:
+        groups = math.ceil(keys / 16)
+        transposed = torch.empty(batch, kv_heads, head_dim, 16 * groups, dtype=dtype, device="meta")[..., :keys]
+        of_k, of_v = _groups(batch * kv_heads * groups, bc, head_dim), _blocks(transposed, head_dim, bc)
     programs = TABLES.of(name, device, make).shape[1]  # [rounds, programs, 5]
 
-    def arguments(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *rest: Tensor) -> tuple[Any, ...]:
-        return of_q(q), of_k(k), of_v(v), of_out(out), *rest, *numbers
+    def arguments(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tiles: Tensor, *scales: Tensor) -> tuple[Any, ...]:
+        return of_q(q), of_k(k), of_v(v), of_out(out), lse, tiles, *(scales or (None,)), *numbers
 
-    attend = Launcher(forward_kernel.attention, (programs,), arguments, num_warps=4)
+    launch = Launcher(forward_kernel.attention, (programs,), arguments, num_warps=4)
 
-    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor, *scales: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(q, dtype=out_dtype, memory_format=torch.contiguous_format)
         lse = q.new_empty(shape[:-1], dtype=torch.float32)
-        if narrow is not None:
-            k, v = _laid_out(k, v, lengths)
-        attend(q, k, v, out, lse, TABLES.of(name, device, make))
+        launch(q, k, v, out, lse, TABLES.of(name, device, make), *scales)
         return out, lse
 
-    return Plan(run, KernelLaunch("numdev hopper", br, bc, stages=block.stages))
+    about = KernelLaunch("numdev hopper", br, bc, stages=block.stages)
+    if prepare is None:
+        return Plan(attend, about)
+    return Plan(lambda *own: attend(*prepare(*own)), about, (prepare, attend))
 
 
 def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from numdev.arithmetic.formats import BF16, E4M3FN, FP16
+from numdev.arithmetic.quantise import Quantised, Scale
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.accepts import ALL, BINARY, RECOMPUTE, Accepts, of
 from numdev.attention.kernels.hopper.order import TILE, group_of
 from numdev.attention.mask import Mask
@@ -94,7 +97,22 @@ _FORWARD = Accepts(
     softmax=(_SOFTMAX := Accepts(OnlineSoftmax, "softmax", exp=_BINARY, rescale_threshold=ALL)),
     **of("br bc products kernel promotion", ALL),
 )
-_NARROW = _FORWARD.but(softmax=_SOFTMAX.but(p_scale=tuple(2.0**n for n in range(-8, 9))))
+_E4M3 = Accepts(Cast, to=(E4M3FN,), overflow=ALL)  # a number divided by its scale is never beyond the largest
+_SCALES = (Scale.TENSOR, Scale.HEAD, Scale.BLOCK)
+QUANTISED = Accepts(
+    Quantised,
+    "precision.quantise",
+    to=_E4M3,
+    scale=_SCALES,
+    block=(64, 128),
+    block_q=(None, 64, 128),
+    values=(None, _E4M3),
+    values_scale=(None, *_SCALES),
+    **of("hadamard seed", ALL),
+)
+_NARROW = _FORWARD.but(
+    softmax=_SOFTMAX.but(p_scale=tuple(2.0**n for n in range(-8, 9))), quantise=(None, QUANTISED), output=(FP16, BF16)
+)
 # Of a `TritonBackward`: tiles and their order are the kernel's own, and only products of FP32 can be in TF32.
 _BACKWARD = Accepts(
     object,
@@ -112,7 +130,8 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
     """
     q, v, backward = tensors["q"], tensors["v"], "do" in tensors
     head_dim, dims = q.shape[-1], tuple(QUERIES) if backward else (64, 128, 256)
-    narrow = q.dtype == torch.float8_e4m3fn and not backward
+    inputs = None if backward else settings.quantise
+    narrow = not backward and (q.dtype == torch.float8_e4m3fn or inputs is not None)
     if q.dtype not in (torch.bfloat16, torch.float16) and not narrow:
         return f"it takes {'fp16 and bf16' if backward else 'fp16, bf16 and e4m3fn'}, not {settings.fmt.name}"
     if head_dim not in dims:
@@ -130,16 +149,25 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
         if narrow and head_dim == 256 and settings.promotion:
             return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
     accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
-    if (refused := accepts.refusal(settings) or _MASK.refusal(mask)) is not None:
+    listed = accepts.refusal(settings) or _MASK.refusal(mask)
+    if refused := listed or (None if inputs is None else _scales_refusal(inputs, keys_of_block(head_dim))):
         return str(refused)
     keys = tensors["k"].shape[2]
     if backward and head_dim == 256 and min(mask.lengths(len(q), keys)) < keys:
         return "at d = 256 it takes no key lengths"
     if backward and head_dim < 256 and (programs := waiting(q.shape[2], mask)) > processors:
         return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"
-    read = {"q": q} if narrow else tensors  # k and v of 8 bits are laid out anew where they have to be
+    read = {} if inputs else {"q": q} if narrow else tensors  # k and v of 8 bits are laid out anew where they have to be
     unread = next((name for name, x in read.items() if not _is_aligned(x)), None)
     return unread and f"the copy engine needs {unread} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
+
+
+def _scales_refusal(inputs: Quantised, bc: int) -> str | None:
+    if inputs.shared_by(of_v=True) is None:
+        return "v of a format of its own needs a scale; give precision.quantise.values_scale"
+    if inputs.block % bc and Scale.BLOCK in (inputs.scale, inputs.values_scale):
+        return f"a tile of {bc} keys has one scale; give precision.quantise.block=128, not {inputs.block}"
+    return None
 
 
 def _is_aligned(x: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
-from numdev.attention.kernels.hopper import host
+from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.kernels import portable
+from numdev.attention.kernels.hopper import forward, host
 from numdev.attention.kernels.hopper.launch import (
     NARROW,
     QUERIES,
@@ -29,7 +33,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, OutputForDelta, Recompute
 from numdev.attention.tiling import Order
 from numdev.attention.triton import Kernel, Triton, TritonBackward
-from numdev.errors import Unsupported
+from numdev.errors import BadInput, Unsupported
 
 BACKWARD = TritonBackward(Triton())
 
@@ -185,6 +189,90 @@ def test_eight_bits(fmt: Format, dim: int, changes: dict[str, Any], words: str |
     assert reason is None if words is None else words in str(reason)
 
 
+LOW = Cast.parse("e4m3fn:saturate")
+
+
+@pytest.mark.parametrize(
+    ("dim", "changes", "words"),
+    [
+        (128, {"scale": Scale.TENSOR}, None),
+        (128, {"scale": Scale.HEAD, "hadamard": True, "seed": 7}, None),
+        (64, {"scale": Scale.BLOCK, "block_q": 64, "values": LOW, "values_scale": Scale.HEAD}, None),
+        (256, {"scale": Scale.BLOCK, "block": 64}, None),
+        (64, {"scale": Scale.BLOCK, "block": 64}, "give precision.quantise.block=128, not 64"),
+        (64, {"values": LOW}, "give precision.quantise.values_scale"),
+    ],
+)
+def test_inputs_that_are_quantised(dim: int, changes: dict[str, Any], words: str | None) -> None:
+    """Of any strides, since the quantiser reads them."""
+    settings = Triton(E4M3FN, kernel=Kernel.HOPPER, promotion=0, quantise=Quantised(LOW, **changes), output=BF16)
+    q, k, v, _ = tensors(dim=dim)
+    reason = refusal(settings, Mask(), 132, q=q.mT.contiguous().mT, k=k, v=v)
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"kernel": Kernel.PORTABLE}, "only the Hopper kernel in e4m3fn"),
+        ({"fmt": BF16}, "only the Hopper kernel in e4m3fn"),
+        ({"output": FP32}, "precision.output: 'fp32' .*fp16 or bf16"),
+        ({"quantise": Quantised(LOW, Scale.ROW)}, "precision.quantise.scale: 'row' .*tensor or head or block"),
+        ({"quantise": Quantised(LOW, smoothing=Smoothing.K)}, "precision.quantise.smoothing: 'k'"),
+        ({"quantise": Quantised(LOW, Scale.BLOCK, 48)}, "precision.quantise.block: '48' .*64 or 128"),
+        ({"quantise": Quantised(Cast.parse("e5m2"))}, "precision.quantise.to: 'e5m2"),
+        ({"quantise": Quantised(LOW, queries=Cast.parse("bf16"))}, "precision.quantise.queries: 'bf16'"),
+    ],
+)
+def test_quantised_inputs_that_no_kernel_has(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        replace(Triton(E4M3FN, kernel=Kernel.HOPPER, quantise=Quantised(LOW)), **changes)
+
+
+@pytest.mark.parametrize("lengths", [None, (300, 130)], ids=str)
+@pytest.mark.parametrize(
+    "inputs",
+    [Quantised(LOW), Quantised(LOW, Scale.HEAD, values=LOW, values_scale=Scale.BLOCK), Quantised(LOW, Scale.BLOCK, 128, 64)],
+    ids=str,
+)
+def test_scales_are_where_the_kernel_looks_for_them(
+    inputs: Quantised, lengths: tuple[int, ...] | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel gets, read by the rule of its `scales_of`: a number is its code times its scale, and V is transposed."""
+    got: list[Any] = []
+    launch = portable.Launcher
+
+    def instead(kernel: Any, grid: Any, arguments: Any, **options: Any) -> Any:
+        if kernel is not forward.attention:
+            return launch(kernel, grid, arguments, **options)
+        return lambda *tensors: got.extend([dict(zip(kernel.arg_names, arguments(*tensors), strict=True)), *tensors])
+
+    monkeypatch.setattr(host, "Launcher", instead)
+    generator = torch.Generator().manual_seed(1)
+    sizes = {"q": (2, 4, 200, 64), "k": (2, 2, 300, 64), "v": (2, 2, 300, 64)}
+    tensors = {name: torch.randn(size, generator=generator).to(device) for name, size in sizes.items()}
+    narrow = host.Narrow(1, 8, inputs, torch.bfloat16)
+    q, k, v, mask = tensors["q"], tensors["k"], tensors["v"], Mask(key_lengths=lengths)
+    host.forward(q, k, v, mask, 0.125, None, narrow=narrow).run(q, k, v)
+    named, *codes, out, lse, tiles, scales = got
+    assert (named["scales"] is scales, named["tiles"] is tiles, named["lse"] is lse, named["heads"]) == (True, True, True, 4)
+    assert [list(named[f"d_{name}"].shape) for name in "qkvo"] == [[*q.shape], [76, 2, 4, 2, 64], [2, 2, 64, 300], [*q.shape]]
+    assert named["d_v"].strides == [2 * 64 * 304, 64 * 304, 304, 1]
+    assert (out.shape, out.dtype, lse.shape) == (sizes["q"], torch.bfloat16, sizes["q"][:-1])
+    _, _, of_blocks, *rows = narrow.own
+    assert of_blocks
+    counts = [-(-sizes[name][2] // size) if size else 1 for name, size in zip("qkv", rows, strict=True)]
+    before = {"q": 0, "k": 4 * counts[0], "v": 4 * counts[0] + 2 * counts[1]}
+    assert scales.shape == (2, before["v"] + 2 * counts[2])
+    by_token = codes[0], codes[1], codes[2].mT
+    for name, code, size, count in zip("qkv", by_token, rows, counts, strict=True):
+        x = tensors["q"] if name == "q" else mask.without_padding(tensors[name])
+        for b, h, token in itertools.product(range(2), range(x.shape[1]), (0, 63, 64, 127, 128, 199, 299)):
+            if token < x.shape[2]:
+                scale = scales[b, before[name] + h * count + (token // size if size else 0)]
+                torch.testing.assert_close(code[b, h, token].float() * scale, x[b, h, token], rtol=0.07, atol=float(scale) / 500)
+
+
 @given(st.integers(1, 100_000), st.booleans(), st.integers(1, 200))
 def test_runs_only_where_all_that_wait_for_each_other_run_at_once(queries: int, causal: bool, count: int) -> None:
     mask = Mask(causal=causal)
@@ -209,7 +297,7 @@ def test_v_of_eight_bits_is_transposed_and_0_where_no_key_is(lengths: tuple[int,
     k, v = (torch.randn(2, 3, 40, 64).to(torch.float8_e4m3fn) for _ in range(2))
     for entry, length in enumerate(lengths):
         v[entry, :, length:] = float("nan")
-    laid_k, laid_v = host._laid_out(k.transpose(1, 2).contiguous().transpose(1, 2), v, lengths)
+    _, laid_k, laid_v = host._laid_out(k, k.transpose(1, 2).contiguous().transpose(1, 2), v, lengths)
     assert laid_k.shape == (2, 3, 48, 64)
     assert laid_k.is_contiguous()
     assert torch.equal(laid_k[:, :, :40].float(), k.float())

@@ -109,7 +109,7 @@ class Microscaled:
             return ((power + 1023) << 52).view(torch.float64).to(largest.dtype)  # 2^power, from its bits
         top = self.element.to.max
         if self.scale is BlockScale.E4M3:
-            return _E4M3(largest / top)
+            return _E4M3(largest / torch.full_like(largest, top))  # see `_shared_scales`
         whole = (largest.amax() / (top * E4M3FN.max)).float().to(largest.dtype)
         return _E4M3(largest / (top * torch.where(whole == 0, 1.0, whole))) * whole
 
@@ -393,7 +393,8 @@ def _shared_scales(
         per_group = x.new_zeros(batch, heads, int(group.max()) + 1)
         per_group.scatter_reduce_(-1, group.expand(batch, heads, tokens), x.abs().amax(-1), "amax")
         largest = per_group[..., group][..., None]
-    return torch.where(largest > 0, largest / to.to.max, 1.0)
+    # Not by a number, of which a GPU multiplies by the reciprocal
+    return torch.where(largest > 0, largest / torch.full_like(largest, to.to.max), 1.0)
 
 
 def _groups(tokens: int, rows: int, scale: Scale, *, is_q: bool) -> Int[torch.Tensor, " tokens"]:

@@ -187,6 +187,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         "bc": ("rows", "Bc asked of a kernel, keys in one tile; empty for its own choice"),
         "order": ("", "in which order a kernel is asked to meet the tiles; empty for its own"),
         "splits": ("count", "contiguous ranges of keys of a kernel, combined by their log-sum-exp; none: the kernel's own rule"),
+        "split_size": ("count", "keys of each split of a kernel; none: not fixed"),
         "fmt": ("format", "q, k, v and what is returned, of an implementation that has no policy for each step"),
         "output": ("format", "O of a kernel of 8 bits"),
         "quantise": ("", "empty where the inputs of a kernel of 8 bits are numbers of that format themselves"),
@@ -208,7 +209,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         "turns.tile": ("rows", "keys that one program owns"),
         "turns.unit": ("rows", "queries that it visits at a step"),
         **_of(TiledBackward, SdpaBackward, FlashAttnBackward, CustomBackward),
-        **{name: said for name, said in kernel.items() if name != "splits"},
+        **{name: said for name, said in kernel.items() if name not in ("splits", "split_size")},
         **point,
         "tf32": ("", "whether a kernel multiplies FP32 with operands of 10 fraction bits"),
         **_of(groups["forward_precision"], prefix="forward."),  # of untiled attention, whose forward pass is a policy

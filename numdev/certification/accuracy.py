@@ -103,6 +103,7 @@ class Case:
     mask: Mask = Mask()
     change: Change | None = None
     names: bool = False  # whether the culprit of a failure is looked for on it too
+    alone: bool = False  # whether that is so only where no other case fails
     head_dim: int | None = None
 
     def draw(self, seeds: range, fmt: Format, head_dim: int) -> Inputs:
@@ -132,7 +133,7 @@ CASES = (
     Case("outliers", "errors of the scale and of the scores", Distribution(Kind.OUTLIERS)),
     Case("ties", "rows with equal largest scores", Distribution(Kind.TIED, copies=4)),
     Case("sink", "a row sum of one large and many small terms", Distribution(Kind.SINK), names=True),
-    Case("silent sink", "P near 0, and what is flushed", change=_silent, names=True),
+    Case("silent sink", "P near 0, and what is flushed", change=_silent, alone=True),
     Case("columns", "errors of the row sum and of the division", change=_columns),
     Case("null", "errors of the scores and of P", change=_null),
     Case("ramp", "rescales in either order of the tiles", change=_ramp, names=True),

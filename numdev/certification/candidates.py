@@ -223,6 +223,12 @@ def limited(place: str, most: float) -> Candidate:
     return Candidate(step, f"{title} {most:.3g}", {place: partial(torch.clamp, max=most)}, fitted=True)
 
 
+def overflowing(most: float) -> Candidate:
+    """P in E4M3 times a factor that takes what is larger beyond the end of the format."""
+    stored = Stored(E4M3FN, E4M3FN.max / most)
+    return Candidate("probabilities", f"P in {stored}", {"P": stored}, fitted=True)
+
+
 def off(name: str, factor: float) -> Candidate:
     """A result, but for the LSE, times a factor."""
     place, change = {"out": "1 / l", "dq": "scale of dQ", "dk": "scale of dK"}.get(name, ""), partial(operator.mul, factor)

@@ -303,7 +303,8 @@ def certify(
         reason = (*(report.skipped for report in reports), *(each.reason for each in outcomes))[0]
         raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {reason}")
     failing = {report.name for report in reports if report.verdict is Verdict.FAIL}
-    telling = [case for case in cases if case.name in compared and (case.names or only or case.name in failing)]
+    shown = [case for case in cases if case.name in compared and not (case.alone and failing - {case.name})]
+    telling = [case for case in shown if case.names or only or case.name in failing]
     results = [(every[sizes[0]].of(case, seeds[0]), compared[case.name]) for case in telling]
     is_sound = not any(probe.fails and probe.name in _PREEMPTS for probe in outcomes)
     culprit = find(results) if results and is_sound else None

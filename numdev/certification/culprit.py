@@ -179,7 +179,7 @@ class Search:
         self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
-        telling = sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
+        telling = self.telling(cases)
         self.light = light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
         first = int(self.of_pass is FORWARD)  # its sums are over keys alone
         broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[first:]) > 12 * _FEW_KEYS]
@@ -187,8 +187,12 @@ class Search:
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.broad): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if self.of_pass is FORWARD else (UNSPLIT[:-2], ())
         self.few = list(dict.fromkeys((*self.broad, light[0]))) if self.errs else self.broad[:1]
-        small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in telling if self.of_pass is FORWARD]
+        small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if self.of_pass is FORWARD]
         self.in_one_tile = [case for case in small if case.own["out"].numel() >= _FEW_KEYS * case.outputs["out"].shape[-1]]
+
+    def telling(self, cases: Sequence[Compared]) -> list[Compared]:
+        """Those on which the kernel errs most, relative to what is permitted, first."""
+        return sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
 
     def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
         """The mean of log r over cases and outputs; those that err weigh as much as all others together.
@@ -213,7 +217,7 @@ class Search:
         """
         every = list(dict.fromkeys(hypotheses))
         if len(every) > _SCREENED and len(cases) > 1:
-            some = cases[: math.ceil(len(cases) / 3)]
+            some = self.telling(cases)[: math.ceil(len(cases) / 3)]
             every = sorted(every, key=lambda each: self.score(each, some))[: max(_SCREENED, len(every) // 4)]
         return sorted(every, key=lambda each: self.score(each, cases))
 
@@ -358,7 +362,9 @@ class Search:
         for make, start, none, least, views in fits:
             values = self.fitted(make, start, views)
             if max(abs(value - none) for value in values) > least:
-                yield self.made(make, values)
+                yield (made := self.made(make, values))
+                if made.step == "probabilities" and "lse" not in self.errs and 0 < values[0] < 1:
+                    yield candidates.overflowing(values[0])
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha.

@@ -526,7 +526,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "partial outputs in BF16, of 144": (Flash(144, splits=3, part=lambda o, lse: (bf16(o), lse)), "accumulator|split"),
     "l in BF16, splits of 176": (Flash(176, splits=2, total=bf16), "row_sum"),
     "P in FP16, flushed": (Flash(32, reverse=True, p=lambda p: fp16(p).masked_fill(fp16(p) < 2**-14, 0)), "probabilities"),
-    "O in FP16, 24": (Flash(24, rescaled=fp16, o=fp16), "accumulator"),
+    "O in BF16, 24": (Flash(24, rescaled=bf16, o=bf16), "accumulator"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }

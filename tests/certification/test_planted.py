@@ -196,7 +196,7 @@ def test_the_step_that_errs_is_named_without_an_lse(certified: Certifier, name: 
 def test_an_exponential_that_errs_little_is_not_taken_for_a_scale(certified: Certifier) -> None:
     kernel, step = table("PRECISION")["ln 2 in FP16, rounded down"]
     certificate = certified("", lambda *qkv, **problem: kernel(*qkv, **problem)[0])
-    assert certificate.verdict is Verdict.LIMITED, certificate.text()
+    assert certificate.failing == ["silent sink"], certificate.text()
     assert is_named(certificate, step), certificate.sentence()
     assert "scale" not in {rank.name.partition("=")[0] for rank in certificate.culprit.named}  # type: ignore[union-attr]
 

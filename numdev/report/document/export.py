@@ -76,7 +76,7 @@ def _tables(results: Results, claims: Sequence[ClaimResult], ending: str) -> Ite
     if kind == SPEED:
         rows = frame(results)
         own = [name for name in map(str, rows) if name not in points or name == "operation" or results.repeats(name)]
-        yield "speed.csv", rows[own]
+        yield "speed.csv", rows[own].dropna(axis=1, how="all")  # without calls beside those that nobody makes
     else:
         chosen = ~results.primary.is_repeated() if kind == DEVIATION else None
         yield f"{'weights' if kind == TRAINING else 'results'}.{ending}", _written(results.primary, results, chosen)

@@ -1,6 +1,0 @@
-"""`python -m numdev` is `numdev`."""
-
-from numdev.cli.main import main
-
-if __name__ == "__main__":
-    main()

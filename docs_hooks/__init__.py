@@ -46,3 +46,4 @@ def define_env(env: Any) -> None:
         env.macro(lambda *given, block=block: "\n".join(block(*given)), block.__name__)
     env.macro(lambda *given, **row: tables.powers(quoted.figure(*given, **row)), "figure")
     env.macro(quoted.spread, "spread")
+    env.macro(quoted.ratio, "ratio")

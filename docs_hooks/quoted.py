@@ -54,6 +54,11 @@ def spread(path: str, *columns: str, form: str = "", **row: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def ratio(path: str, column: str, of: dict[str, str], to: dict[str, str], form: str = ".2f") -> str:
+    """A number of one row of a table over that of another, each row named by its cells; raises LookupError as `figure` does."""
+    return format(float(_cell(path, column, of)) / float(_cell(path, column, to)), form)
+
+
 def _cell(path: str, column: str, row: dict[str, str]) -> str:
     found = [each for each in _rows(path) if all(each.get(name) == value for name, value in row.items())]
     if len(found) != 1:

@@ -43,6 +43,10 @@ class Result:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
+Stages = tuple[Callable[[], tuple[Tensor, ...]], Callable[..., Any]]
+"""What a call does before its kernel, and the kernel on what that returns."""
+
+
 @dataclass(frozen=True)
 class Output(Result):
     """One result of attention."""
@@ -187,6 +191,10 @@ class Attention(Implementation):
     def bare(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
         """The call that is timed, without what `__call__` does for its caller's sake, such as copying the inputs."""
         return self(q, k, v, mask, scale)
+
+    def stages(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None = None) -> Stages | None:
+        """What a call does before its kernel, and the kernel on what that returned, to be timed apart; None for one stage."""
+        return None
 
     def unrounded(self) -> Attention:
         """Its copy that returns O as it is before the last cast; Unsupported if it can only return the rounded one."""

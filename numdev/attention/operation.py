@@ -24,7 +24,6 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.problem import DISTRIBUTIONS, Problem, draw_do
 from numdev.attention.recurrence import BACKWARD_COUNTERS, COUNTERS
 from numdev.attention.tiling import KernelLaunch
-from numdev.attention.triton import Triton
 from numdev.attention.vendor import dispatch
 from numdev.measurement.operation import Beside, Cost, Inputs, Operation, Output, Workload
 from numdev.results.record import Column
@@ -81,7 +80,8 @@ class AttentionWorkload(Workload):
     def calls_beside(self, problem: Problem, variant: Any, inputs: tuple[Tensor, ...], device: torch.device) -> dict[str, Beside]:
         """Of a call that includes something before its kernel."""
         arguments: dict[str, Any] = problem.arguments()
-        if not isinstance(variant, Triton) or (stages := variant.stages(inputs, **arguments)) is None:
+        stages = variant.stages(inputs, **arguments)
+        if stages is None:
             return {}
         prepare, attend = stages
         made, cost = prepare(), self.cost(problem, variant, self.bound(problem, variant, inputs)(), device)
@@ -164,6 +164,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     """
     from numdev.attention.captured import Captured  # late: nothing else needs every implementation
     from numdev.attention.tiled import Tiled, TiledBackward
+    from numdev.attention.triton import Triton
     from numdev.attention.vendor.custom import Custom, CustomBackward
     from numdev.attention.vendor.flash_attn import FlashAttn, FlashAttnBackward
     from numdev.attention.vendor.sdpa import Sdpa, SdpaBackward

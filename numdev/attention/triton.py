@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from numdev.attention.base import (
     KernelArithmetic,
     Output,
     Saved,
+    Stages,
     check_backward_shapes,
     check_shapes,
     softmax_scale,
@@ -56,7 +56,6 @@ from numdev.settings import setting
 __all__ = ["Kernel", "Products", "Triton", "TritonBackward"]
 
 Exponentials = tuple[OnlineSoftmax, Recompute]
-Stages = tuple[Callable[[], tuple[Tensor, ...]], Callable[..., Any]]
 Sides = tuple[int | None, int | None]  # Br and Bc, None for those of the launch table
 _FORMATS = (BF16, FP16, FP32, E4M3FN, E5M2)
 _BACKWARD_FORMATS = (BF16, FP16, FP32)
@@ -258,7 +257,7 @@ class Triton(Planned, Attention):
         return tuple(x.to(storage) for x in tensors)
 
     def stages(self, inputs: tuple[Tensor, ...], mask: Mask, scale: float | None = None) -> Stages | None:
-        """What a call does before its kernel, and the kernel on what that returned; None where it does nothing before."""
+        """See `Attention`; None where a call does nothing before its kernel."""
         stages = self.prepared(*inputs, mask=mask, scale=scale).stages
         return stages and (partial(stages[0], *self._stored(*inputs)), stages[1])
 
@@ -288,8 +287,8 @@ class Triton(Planned, Attention):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
         device, splits, size = device_of(q.device), self.splits or 1, self.split_size
-        asked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
-        launch = choose(self.fmt, q.shape[-1], *asked, device, self.br, self.bc)
+        masked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
+        launch = choose(self.fmt, q.shape[-1], *masked, device, self.br, self.bc)
         if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
             splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, device.multiprocessors)
         fills = self.kernel is Kernel.AUTO and splits > 1  # the portable kernel splits the keys, and fills the GPU so

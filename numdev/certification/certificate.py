@@ -132,10 +132,10 @@ class Certificate:
         errs = [case.name for case in self.cases if case.verdict is Verdict.FAIL]
         beside = [probe for probe in failing if OF_PROBES[probe.name] not in errs]  # its inputs fail only as it changes them
         is_permitted = self.culprit is None or self.culprit.is_permitted
-        stated = beside or (failing if is_permitted or not errs else [])
-        if stated and (is_permitted or not (self.culprit and self.culprit.is_explained)):
+        first = next(iter(beside or (failing if is_permitted or not errs else [])), None)
+        if first and (is_permitted or not (self.culprit and self.culprit.is_explained)):
             more = f" It {self.culprit.sentence()}." if errs and self.culprit and not is_permitted else ""
-            return f"{stated[0].states} It does not hold: {stated[0].reason}.{more}"
+            return f"{first.states} It does not hold: {first.reason}.{more}"
         if self.culprit is None:
             return "Every probe holds." if all(probe.outcome == "holds" for probe in self.probes) else "No probe fails."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""

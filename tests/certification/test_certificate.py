@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from torch import Tensor
 from experiments.certify_power import FAULTS
 from numdev.attention.mask import Mask
 from numdev.certification.accuracy import Predictions, Verdict
-from numdev.certification.certificate import DEPTHS, Certificate, certify
+from numdev.certification.certificate import DEPTHS, CaseReport, Certificate, certify
+from numdev.certification.culprit import Culprit, Rank
 from numdev.certification.probes import PROBES
 from numdev.errors import BadInput, Unsupported
 from numdev.report.document.pages import write_certificate
@@ -95,6 +97,22 @@ def test_the_sentence_says_what_is_wrong(certified: Certifier, name: str) -> Non
     certificate = certified(STRUCTURE[name], (*NUMERIC, *MASKED, *SOME_PROBES))
     assert certificate.verdict is Verdict.FAIL, certificate.text()
     assert TITLES[name] in certificate.sentence()
+
+
+def test_a_probe_comes_first_where_no_step_explains_and_its_inputs_do_not_fail_unchanged(certified: Certifier) -> None:
+    right = certified(Flash(64), ("normal", "sink", "far scores"))
+    failing = [replace(case, judged=(replace(case.judged[0], verdict=Verdict.FAIL),)) for case in right.cases]
+    probe = replace(right.probes[0], outcome="fails", reason="out is nan")
+
+    def sentence(explains: float, *cases: CaseReport) -> str:
+        culprit = Culprit((Rank("rescale=alpha in FP16", "alpha in FP16", -1.0, explains, explains > 0.75, ""),))
+        return replace(right, cases=cases, probes=(probe,), culprit=culprit).sentence()
+
+    unexplained = "It errs in a way that no candidate explains; nearest: alpha in FP16 (explains 40 % of the error)"
+    beside = f"{probe.states} It does not hold: out is nan. {unexplained}."
+    assert sentence(0.4, right.cases[0], failing[1]) == beside
+    assert sentence(0.4, *failing).startswith(unexplained)
+    assert sentence(0.9, right.cases[0], failing[1]).startswith("It errs as with alpha in FP16")
 
 
 OUT = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("rotation of K", "scales of V in E4M3", "tokens of V mixed")]

@@ -422,8 +422,10 @@ def is_own(manifests: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def places_of(columns: Mapping[str, Column], rows: pd.DataFrame) -> list[str]:
-    """The columns that tell the rows of one replicate apart."""
-    return [column.name for column in _present(columns, rows, Use.PLACE) if column.name not in (*COMPARISON, "cluster")]
+    """The columns that tell the rows of one replicate apart; of deviations but those of the comparison."""
+    names = [column.name for column in _present(columns, rows, Use.PLACE)]
+    others = {"seed", "cluster", *(COMPARISON if "subject" in names else ())}
+    return [name for name in names if name not in others]
 
 
 def figures_of(columns: Mapping[str, Column], rows: pd.DataFrame) -> list[Column]:

@@ -10,12 +10,18 @@ import pytest
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
+from numdev.attention.naive import Naive
 from numdev.attention.operation import ATTENTION
+from numdev.attention.precision import Precision
+from numdev.attention.problem import Distribution, Kind, Problem, Shape
 from numdev.errors import BadInput
 from numdev.measurement.deviation import COLUMNS as DEVIATION
+from numdev.measurement.invariance import Invariances
 from numdev.measurement.metrics import METRICS, NONFINITE
+from numdev.measurement.runner import Runner
 from numdev.measurement.studies import Shard, run
 from numdev.report.document.export import SUMMARISED, environments, summarise, write_tables
+from numdev.report.document.tables import points_table
 from numdev.report.reading.frames import COMPARISON, Results, load
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Scenario, Store
@@ -49,7 +55,7 @@ def store_of(path: Path, *records: Record, names: tuple[str, ...] = ()) -> Store
     points = tuple(StudyPoint(None, None, None, 1, name) for name in names)
     scenarios = tuple(Scenario(name, f"the {name} one") for name in dict.fromkeys(names))
     keys = [made.key for made in records]
-    store.put_study("s", Study("s", "t", points=points, scenarios=scenarios).manifest(keys, "deviation"))
+    store.put_study("s", Study("s", "t", points=points, scenarios=scenarios).manifest(keys, records[0].kind))
     return store
 
 
@@ -155,3 +161,13 @@ def test_a_summary_counts_replicates_with_nan(tmp_path: Path) -> None:
     found = load(store_of(tmp_path, record("a", tables={"deviation": rows, "counters": []})))
     summaries = summarise(found)
     assert (summaries["replicates"].tolist(), summaries["nonfinite"].tolist()) == ([3], [2])
+
+
+def test_outputs_of_an_invariance_are_not_averaged(tmp_path: Path) -> None:
+    problem = Problem(Distribution(Kind.NORMAL), Shape(batch=2, queries=8, keys=8, head_dim=4))
+    made = Runner(Invariances(ATTENTION), "cpu").measure(problem, Naive(Precision.parse("bf16")), None, 2)
+    found = load(store_of(tmp_path, made))
+    expected = {(row["output"], row["surroundings"]) for row in made.rows}
+    summaries = summarise(found)
+    assert {*zip(summaries["output"], summaries["surroundings"], strict=True)} == expected
+    assert len(summaries) == len(expected) == len(points_table(found, "s"))

@@ -211,14 +211,15 @@ class Search:
         return (mean(self.errs) + mean(others)) / 2 if self.errs and others else mean(self.outputs)
 
     def best(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
-        """Best first; of many those that are best on a third of the cases.
+        """Best first; of many those that are best on a third of the cases, where what has no effect is equal.
 
         It takes 0.6 of the time where none explains the error: `nd.certify` of the tests' `K in INT4` 67 s of one core, not 115.
         """
         every = list(dict.fromkeys(hypotheses))
         if len(every) > _SCREENED and len(cases) > 1:
             some = self.telling(cases)[: math.ceil(len(cases) / 3)]
-            every = sorted(every, key=lambda each: self.score(each, some))[: max(_SCREENED, len(every) // 4)]
+            limit = sorted(self.score(each, some) for each in every)[max(_SCREENED, len(every) // 4) - 1]
+            every = [each for each in every if self.score(each, some) <= limit]
         return sorted(every, key=lambda each: self.score(each, cases))
 
     def left(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:

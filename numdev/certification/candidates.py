@@ -99,8 +99,8 @@ _BACKWARD_STEPS = {
 _OF_8_BITS = (E4M3FN, E5M2, INT8)
 _TRUNCATED = Stored(TF32, rounding=Rounding.TOWARD_ZERO)
 """As tensor cores add up."""
-_8_BITS, _SCALED = (Stored(E4M3FN), Stored(E5M2)), (Stored(E4M3FN, 2.0**8), Stored(E5M2, 2.0**8))
-_BY_POWERS = tuple(Stored(fmt, 2.0**power) for fmt in (E4M3FN, E5M2) for power in (2, 4, 6, 8, 10))
+_8_BITS = (Stored(E4M3FN), Stored(E5M2))
+_SCALED = tuple(Stored(fmt, 2.0**power) for fmt in (E4M3FN, E5M2) for power in (2, 4, 6, 8, 10))
 _MICROSCALED = (Stored(E4M3FN, each="block"), Stored(E5M2, each="block"))
 _SHARED = {each: tuple(Stored(fmt, each=each) for fmt in _OF_8_BITS) for each in ("token", "column", "tile", "head", "tensor")}
 _BY_TOKENS = (*_SHARED["token"], *_SHARED["head"])
@@ -112,7 +112,7 @@ _IN_8_BITS: Mapping[str, tuple[Stored, ...]] = {
     **dict.fromkeys(("scores", "the product P V", "the O that is read", "the dO of dP"), _8_BITS),
     "P": (*_8_BITS, *_SCALED, Stored(E4M3FN, 448.0), Stored(INT8, 127.0), *_BY_TOKENS, *_BY_KEYS, *_MICROSCALED),
     "dP": (*_8_BITS, *_SCALED, *_BY_TOKENS),
-    "dS": (*_8_BITS, *_BY_POWERS, *_BY_TOKENS, *_BY_TILES),
+    "dS": (*_8_BITS, *_SCALED, *_BY_TOKENS, *_BY_TILES),
 }
 """Places of what may be stored in 8 bits, and how, factors included."""
 

@@ -1,11 +1,14 @@
-"""Backward kernels against SDPA's, side by side on one GPU, each checked against FP64 autograd in the same run.
+"""Backward kernels against those of SDPA and FlashAttention-4, side by side on one GPU.
 
     python -m benchmarks.backward [--quick] [--parts] [--tiles]
 
-BF16, 16,384 tokens, 2048/d heads, random inputs. Contenders take turns, so that all of them see the same clocks; ours are CUDA
-graphs, SDPA's are calls of autograd, four to a measurement. A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations
-for each head, half of that under a causal limit, whatever an implementation computes twice; in brackets, over cuDNN's. Ours are
-the portable kernels and, on a Hopper GPU, `fused`, the one kernel for it. `--parts` times the portable kernels one by one;
+BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v. Contenders take turns, so that all of
+them see the same clocks; ours are CUDA graphs, the others calls of autograd, four to a measurement. FlashAttention-4, where it
+is installed, gets its own layout, tokens before heads, and adds to dQ in any order or, as `fa4_det`, in one.
+
+A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations for each head, half of that under a causal limit, whatever
+an implementation computes twice; in brackets, over cuDNN's. Ours are the portable kernels and, on a Hopper GPU, `fused`, the
+one kernel for it. Each is checked against FP64 autograd in the same run. `--parts` times the portable kernels one by one;
 `--tiles` tries launches for each of them, and says which is the fastest.
 """
 
@@ -17,18 +20,19 @@ import math
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernels import CALLS, TOKENS, WIDTH, Call, environment, graphed, seconds_of_calls
+from benchmarks.kernels import CALLS, GROUPED, TOKENS, WIDTH, Call, environment, graphed, row_of, seconds_of_calls
 from numdev.attention.base import Saved
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.launch import Kernel, Launch, Launches, device_of
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
+from numdev.attention.vendor.flash_attn import FlashAttn
 from numdev.errors import Unsupported
 
 LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output
@@ -49,10 +53,11 @@ class Problem:
     mask: Mask
 
     @staticmethod
-    def of(n: int, dim: int, *, causal: bool) -> Problem:
-        generator = torch.Generator("cuda").manual_seed(0)
-        shape = TOKENS // n, WIDTH // dim, n, dim
-        q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for _ in range(4))
+    def of(n: int, dim: int, *, causal: bool, grouped: bool = False) -> Problem:
+        generator, batch = torch.Generator("cuda").manual_seed(0), max(1, TOKENS // n)
+        heads, kv_heads = (64, 8) if grouped else (WIDTH // dim, WIDTH // dim)
+        shapes = [(batch, each, n, dim) for each in (heads, kv_heads, kv_heads, heads)]
+        q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in shapes)
         mask = Mask(causal=causal)
         output = Triton()(q, k, v, mask)
         assert output.lse is not None
@@ -70,18 +75,36 @@ class Problem:
     def sdpa(self, backend: SDPBackend) -> Callable[[], tuple[Tensor, ...]]:
         leaves = q, k, v = tuple(x.detach().clone().requires_grad_() for x in self.inputs[:3])
         with sdpa_kernel([backend]):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask.causal)
+            is_grouped = q.shape[1] != k.shape[1]
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.mask.causal, enable_gqa=is_grouped)
         return lambda: torch.autograd.grad(out, leaves, self.inputs[3], retain_graph=True)
 
+    def fa4(self, deterministic: bool) -> Callable[[], tuple[Tensor, ...]]:
+        leaves = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in self.inputs[:3]]
+        do, function = self.inputs[3].transpose(1, 2).contiguous(), FlashAttn().function("flash_attn_func", self.inputs[3].device)
+        result = function(*leaves, causal=self.mask.causal, deterministic=deterministic)
+        out = result[0] if isinstance(result, tuple) else result
+        return lambda: tuple(x.transpose(1, 2) for x in torch.autograd.grad(out, leaves, do, retain_graph=True))
+
+    @cached_property
+    def golden(self) -> list[Tensor]:
+        """dQ of the last head, and dK and dV of the last head of k and v, by FP64 autograd of one head after the other."""
+        q, k, v, do = (x[-1] for x in self.inputs)
+        group, total = len(q) // len(k), [0 * k[-1].double(), 0 * v[-1].double()]
+        for head in range(len(q) - group, len(q)):
+            leaves = [x.double().requires_grad_() for x in (q[head], k[-1], v[-1])]
+            scores = leaves[0] @ leaves[1].T * leaves[0].shape[-1] ** -0.5
+            if self.mask.causal:
+                scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+            dq, *others = torch.autograd.grad(scores.softmax(-1) @ leaves[2], leaves, do[head].double())
+            total = [x + y for x, y in zip(total, others, strict=True)]
+        return [dq, *total]
+
     def errors(self, gradients: tuple[Tensor, ...]) -> list[float]:
-        """Relative errors (Frobenius) of the last head's dQ, dK and dV against FP64 autograd."""
-        leaves = [x[-1, -1].double().requires_grad_() for x in self.inputs[:3]]
-        scores = leaves[0] @ leaves[1].T * leaves[0].shape[-1] ** -0.5
-        if self.mask.causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
-        golden = torch.autograd.grad(scores.softmax(-1) @ leaves[2], leaves, self.inputs[3][-1, -1].double())
+        """Relative errors (Frobenius) of `golden`."""
         return [
-            float((mine[-1, -1].double() - exact).norm() / exact.norm()) for mine, exact in zip(gradients, golden, strict=True)
+            float((mine[-1, -1].double() - exact).norm() / exact.norm())
+            for mine, exact in zip(gradients, self.golden, strict=True)
         ]
 
     def parts(self, launches: Launches) -> dict[str, Call]:
@@ -105,11 +128,13 @@ def repeated(run: Call) -> Call:
 
 def row(problem: Problem, label: str) -> dict[str, float]:
     """One line of the table; TFLOP/s by name."""
-    flash, cudnn = problem.sdpa(SDPBackend.FLASH_ATTENTION), problem.sdpa(SDPBackend.CUDNN_ATTENTION)
+    others = {"cudnn": problem.sdpa(SDPBackend.CUDNN_ATTENTION), "flash": problem.sdpa(SDPBackend.FLASH_ATTENTION)}
+    if FlashAttn().digest:
+        others |= {"fa4": problem.fa4(False), "fa4_det": problem.fa4(True)}
     ours = {name: partial(problem.ours, runs) for name, runs in OURS.items() if name == "portable" or is_hopper()}
-    runs = {"cudnn": repeated(cudnn), "flash": repeated(flash)} | {name: graphed(run) for name, run in ours.items()}
+    runs = {name: repeated(run) for name, run in others.items()} | {name: graphed(run) for name, run in ours.items()}
     rates = {name: problem.operations / value / 1e12 for name, value in seconds_of_calls(runs).items()}
-    errors = {name: max(problem.errors(run())) for name, run in ({"cudnn": cudnn, "flash": flash} | ours).items()}
+    errors = {name: max(problem.errors(run())) for name, run in (others | ours).items()}
     wrong = "".join(f"  {name} is WRONG" for name in ours if errors[name] > LIMIT)
     table = "  ".join(f"{name} {rate:4.0f} ({rate / rates['cudnn']:.3f})" for name, rate in rates.items())
     print(label, table, f" largest error {max(errors.values()):.1e}{wrong}", flush=True)
@@ -150,20 +175,22 @@ def main() -> None:
     lengths = (4096,) if options.quick else (1024, 4096, 16384)
     print(environment(), "TFLOP/s")
     rates = []
-    for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths):
-        problem = Problem.of(n, dim, causal=causal)
-        label = f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} "
+    problems = [(dim, causal, n, False) for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths)]
+    problems += [] if options.quick else [(128, causal, n, True) for n, causal in GROUPED if n == lengths[-1]]
+    for dim, causal, n, grouped in problems:
+        problem = Problem.of(n, dim, causal=causal, grouped=grouped)
+        label = row_of(dim, causal, n, problem.inputs[0].shape[1], problem.inputs[1].shape[1])
         if options.tiles:
             try_tiles(problem, label)
             continue
         rates.append(row(problem, label))
         if options.parts:
             show_parts(problem, label)
-    for name, other in itertools.product(OURS, ("cudnn", "flash")):
-        ratios = [each[name] / each[other] for each in rates if name in each]
+    for name, other in itertools.product(OURS, ("cudnn", "flash", "fa4", "fa4_det")):
+        ratios = [each[name] / each[other] for each in rates if name in each and other in each]
         if ratios:
             mean = math.exp(statistics.mean(map(math.log, ratios)))
-            print(f"numdev {name} / SDPA {other}: geometric mean {mean:.3f}, least {min(ratios):.3f}")
+            print(f"numdev {name} / {other}: geometric mean {mean:.3f}, least {min(ratios):.3f}")
 
 
 if __name__ == "__main__":

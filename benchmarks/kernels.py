@@ -1,13 +1,17 @@
-"""Forward kernels against SDPA cuDNN, side by side on one GPU.
+"""Forward kernels against SDPA cuDNN and, where it is installed, FlashAttention-4, side by side on one GPU.
 
     python -m benchmarks.kernels [--quick] [--precision e4m3fn] [--rescale-threshold 8]
 
-BF16, 16,384 tokens, 2048/d heads, random inputs. With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums
-promoted after every tile of keys (not at d = 256), or never; and with scales, from BF16, of a head, of blocks, and of blocks
-after a rotation. One line for each: the kernel with what runs before it (quantiser, or the layout of k and v), and alone.
+BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v. FlashAttention-4 gets them in its own
+layout, tokens before heads.
 
-Every kernel is captured in a CUDA graph of four launches and the graphs are replayed in turn, twelve rounds, so that all of them
-see the same clocks: a GPU under load lowers them by a tenth. The figure is the median over rounds, without the host's share.
+With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums promoted after every tile of keys (not at d =
+256), or never; and with scales, from BF16, of a head, of blocks, and of blocks after a rotation. One line for each: the kernel
+with what runs before it (quantiser, or the layout of k and v), and alone.
+
+Every kernel is captured in a CUDA graph of four launches and the graphs are replayed in turn, twelve rounds, so that all of
+them see the same clocks: a GPU under load lowers them by a tenth. The figure is the median over rounds, without the host's
+share.
 """
 
 from __future__ import annotations
@@ -30,8 +34,11 @@ from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.triton import Kernel, Triton
+from numdev.attention.vendor.flash_attn import FlashAttn
 
 TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
+GROUPED = ((16384, True), (16384, False), (32768, True), (32768, False))
+"""Lengths and causal limits of 64 heads on 8."""
 Call = Callable[[], object]
 
 
@@ -41,15 +48,18 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
     def sdpa(backend: SDPBackend) -> Call:
         def run() -> object:
             with sdpa_kernel([backend]):
-                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=is_grouped)
 
         return run
 
+    is_grouped, fa4 = q.shape[1] != k.shape[1], FlashAttn()
+    own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     return {
         "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
         "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "numdev hopper": lambda: Triton(kernel=Kernel.HOPPER, softmax=softmax)(q, k, v, mask),
         "numdev portable": lambda: Triton(kernel=Kernel.PORTABLE)(q, k, v, mask),
+        **({"fa4": lambda: fa4(*own, mask)} if fa4.digest else {}),
     }
 
 
@@ -117,11 +127,15 @@ def seconds_of_calls(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, f
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def row_of(dim: int, causal: bool, n: int, heads: int, kv_heads: int) -> str:
+    return f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} heads {heads:2d}/{kv_heads:2d}"
+
+
 def rows_of_eight_bits(lengths: tuple[int, ...]) -> None:
     for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths):
         q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
-        place = f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}"
+        place = row_of(dim, causal, n, WIDTH // dim, WIDTH // dim)
         for name, value in times.items():
             rate = f"{place}  {name:42s} {flops / value / 1e12:5.0f} TFLOP/s"
             if before := times.get(f"{name}: before"):
@@ -141,23 +155,23 @@ def main() -> None:
     if options.precision == "e4m3fn":
         rows_of_eight_bits((4096, 16384))
         return
-    ratios: dict[int, list[float]] = {}
-    for dim in (64, 128, 256):
-        for causal in (False, True):
-            for n in lengths:
-                q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-                times = seconds(contenders(q, k, v, causal=causal, threshold=options.rescale_threshold))
-                flops = 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
-                ratio = times["sdpa cudnn"] / times["numdev hopper"]
-                ratios.setdefault(dim, []).append(ratio)
-                rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())
-                print(f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d}  {rates}  hopper/cudnn {ratio:.3f}", flush=True)
-    for name, values in {
-        **{f"d {dim}": each for dim, each in ratios.items()},
-        "all": list(itertools.chain(*ratios.values())),
-    }.items():
+    ratios: dict[tuple[str, str], list[float]] = {}
+    rows = [(dim, WIDTH // dim, WIDTH // dim, n, causal) for dim in (64, 128, 256) for causal in (False, True) for n in lengths]
+    rows += [] if options.quick else [(128, 64, 8, n, causal) for n, causal in GROUPED]
+    for dim, heads, kv_heads, n, causal in rows:
+        batch, kind = max(1, TOKENS // n), f"d {dim}" if heads == kv_heads else f"{heads} heads on {kv_heads}"
+        q, k, v = (torch.randn(batch, each, n, dim, device="cuda", dtype=torch.bfloat16) for each in (heads, kv_heads, kv_heads))
+        times = seconds(contenders(q, k, v, causal=causal, threshold=options.rescale_threshold))
+        flops = 4 * batch * heads * n * n * dim * (0.5 if causal else 1.0)
+        over = {name: value / times["numdev hopper"] for name, value in times.items() if name in ("sdpa cudnn", "fa4")}
+        rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())
+        beside = "  ".join(f"hopper/{name} {ratio:.3f}" for name, ratio in over.items())
+        print(f"{row_of(dim, causal, n, heads, kv_heads)}  {rates}  {beside}", flush=True)
+        for group, (name, ratio) in itertools.product((kind, "all"), over.items()):
+            ratios.setdefault((name, group), []).append(ratio)
+    for (name, group), values in ratios.items():
         mean = math.exp(statistics.mean(map(math.log, values)))
-        print(f"hopper/cudnn, {name}: geometric mean {mean:.3f}, least {min(values):.3f}")
+        print(f"hopper/{name}, {group}: geometric mean {mean:.3f}, least {min(values):.3f}")
 
 
 if __name__ == "__main__":

@@ -138,34 +138,31 @@ def instrument_speed() -> Iterator[str]:
 
 
 def kernel_speed() -> Iterator[str]:
-    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "kernels.txt").read_text().splitlines()
-    rows = [line for line in lines if line.startswith("d ")]
-    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
-    kernels = ("sdpa cudnn", "sdpa flash", "numdev portable", "numdev hopper")
-    yield f"| d | mask | N | {' | '.join(kernels)} | hopper / cudnn |"
-    yield "|---" * (len(kernels) + 4) + "|"
-    for line in rows:
-        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
-        rates = dict(re.findall(r"((?:sdpa|numdev) \w+) +(\d+)", line))
-        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} | {line.split()[-1]} |"
-    yield from ("", f"{'; '.join(lines[len(rows) :])}.")
+    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over the others."""
+    yield from _beside("kernels.txt", "hopper")
 
 
 def backward_speed(file: str = "backward.txt") -> Iterator[str]:
     """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
+    yield from _beside(file, "numdev fused")
+
+
+def _beside(file: str, ours: str) -> Iterator[str]:
+    """A table of contenders on problems, and the means of `ours` over others."""
     command, device, *lines = (REFERENCE / "h200" / "benchmarks" / file).read_text().splitlines()
     rows = [line for line in lines if line.startswith("d ")]
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
-    kernels = ("cudnn", "flash", "portable", "fused")
-    yield f"| d | mask | N | {' | '.join(kernels)} |"
-    yield "|---" * (len(kernels) + 3) + "|"
-    for line in rows:
-        d, mask, n = re.findall(r"d +(\d+) (\w+) +N +(\d+)", line)[0]
-        rates = {name: f"{rate} ({share})" for name, rate, share in re.findall(r"(\w+) +(\d+) \(([\d.]+)\)", line)}
-        yield f"| {d} | {mask} | {n} | {' | '.join(rates[name] for name in kernels)} |"
-    means = [line for line in lines[len(rows) :] if "cudnn" in line and "split" not in line]
-    yield from ("", f"{'; '.join(means)}." if means else "")
+    figure = r"((?:sdpa |numdev |hopper/(?:sdpa )?)?[a-z]\w*) +(\d+(?: \([\d.]+\)|\.\d+)?)"
+    place = r"d +(\d+) (\w+) +N +(\d+)(?: heads +([\d/]+))?"
+    found = [
+        (re.match(place, row), dict(re.findall(figure, re.sub(place, "", row).partition(" largest error")[0]))) for row in rows
+    ]
+    names = [name for name in found[0][1] if name != "split"]
+    yield from (f"| d | mask | N | heads | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|")
+    for problem, rates in found:
+        assert problem is not None, "every row begins with its problem"
+        yield f"| {' | '.join(problem.groups(''))} | {' | '.join(rates.get(name, "") for name in names)} |"
+    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if line.startswith(ours))}.")
 
 
 def decode_speed() -> Iterator[str]:

@@ -138,7 +138,7 @@ def _last_key(size: float) -> Step:
     return product
 
 
-NUMERIC = ("normal", "large logits", "sink", "columns", "ramp", "captured")
+NUMERIC = ("normal", "large logits", "sink", "silent sink", "columns", "ramp", "captured")
 
 
 @dataclass(frozen=True)

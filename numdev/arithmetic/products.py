@@ -160,7 +160,12 @@ class Dot:
         if at and not every.isdigit():
             raise BadInput("dot", text, "after @ comes the number of products between roundings, such as bf16@64")
         architecture = next((each for each in Architecture if each.value == cast), None)
-        return Dot(Cast(FP32) if architecture else Cast.parse(cast), int(every) if at else None, architecture)
+        try:
+            accumulate = Cast(FP32) if architecture else Cast.parse(cast)
+        except BadInput as error:
+            units = ", ".join(each.value for each in Architecture)
+            raise BadInput(error.field, error.value, f"{error.hint}; or tensor cores: {units}") from error
+        return Dot(accumulate, int(every) if at else None, architecture)
 
     def __str__(self) -> str:
         name = f"{self.accumulate}" if self.architecture is None else self.architecture.value

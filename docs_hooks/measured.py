@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,30 +140,31 @@ def instrument_speed() -> Iterator[str]:
 
 def kernel_speed() -> Iterator[str]:
     """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over the others."""
-    yield from _beside("kernels.txt", "hopper")
+    yield from _beside("kernels.txt", "numdev hopper")
 
 
 def backward_speed(file: str = "backward.txt") -> Iterator[str]:
     """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
-    yield from _beside(file, "numdev fused")
+    yield from _beside(file, "fused")
 
 
 def _beside(file: str, ours: str) -> Iterator[str]:
-    """A table of contenders on problems, and the means of `ours` over others."""
+    """A table of kernels on problems, and the geometric mean and the least of the ratios of one of them to each other one."""
     command, device, *lines = (REFERENCE / "h200" / "benchmarks" / file).read_text().splitlines()
-    rows = [line for line in lines if line.startswith("d ")]
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
-    figure = r"((?:sdpa |numdev |hopper/(?:sdpa )?)?[a-z]\w*) +(\d+(?: \([\d.]+\)|\.\d+)?)"
-    place = r"d +(\d+) (\w+) +N +(\d+)(?: heads +([\d/]+))?"
-    found = [
-        (re.match(place, row), dict(re.findall(figure, re.sub(place, "", row).partition(" largest error")[0]))) for row in rows
-    ]
-    names = [name for name in found[0][1] if name != "split"]
+    place = re.compile(r"(d +(\d+) (\w+) +N +(\d+)(?: heads +([\d/ ]+\d))?) ")
+    rows = {m.groups("")[1:]: line[m.end() :].partition(" largest error")[0] for line in lines if (m := place.match(line))}
+    figure = re.compile(r"((?:sdpa |numdev )?(?<!/)\b[a-z]\w*) +(\d+(?: \([\d.]+\))?)(?= |$)")
+    found = {problem: dict(figure.findall(row)) for problem, row in rows.items()}
+    names = [name for name in next(iter(found.values())) if name != "split"]
     yield from (f"| d | mask | N | heads | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|")
-    for problem, rates in found:
-        assert problem is not None, "every row begins with its problem"
-        yield f"| {' | '.join(problem.groups(''))} | {' | '.join(rates.get(name, "") for name in names)} |"
-    yield from ("", f"{'; '.join(line for line in lines[len(rows) :] if line.startswith(ours))}.")
+    for problem, rates in found.items():
+        yield f"| {' | '.join(problem)} | {' | '.join(rates.get(name, '') for name in names)} |"
+    means = []
+    for name in names:
+        ratios = [int(rates[ours].split()[0]) / int(rates[name].split()[0]) for rates in found.values() if name in rates]
+        means += [f"{name} {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.3f}"] if name != ours else []
+    yield from ("", f"`{ours}` over the others, geometric mean and least: {'; '.join(means)}.")
 
 
 def decode_speed() -> Iterator[str]:

@@ -2,9 +2,10 @@
 
 A computing warp group owns 64 rows of Q. Its loop is skewed by one block of keys, so that the tensor cores compute `P V` of one
 block and `Q K^T` of the next while the group computes softmax; the groups take turns (ping-pong), so that the products of one
-overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). A program processes a list of
-tiles, and issues the first product of the next tile together with the last product of the current one. Blocks of keys are
-visited from the last to the first, so that the masked ones come before the main loop.
+overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). Of 16 bits, two groups under a
+causal limit are faster without turns. A program processes a list of tiles, and issues the first product of the next tile together
+with the last product of the current one. Blocks of keys are visited from the last to the first, so that the masked ones come
+before the main loop.
 
 Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
@@ -109,11 +110,12 @@ class Setting:
         narrow: whether inputs have 8 bits.
         sets: of buffers for Q: two where they fit, so that the next tile's Q is loaded early.
         parts: in which O leaves: its columns pass through a buffer of dim / parts of them.
+        turns: whether the groups take turns.
         s, o, p: layouts of S, of O, and of P as an operand.
         row, o_row: layouts of a number for each row of S, and of O.
     """
 
-    __annotations__ = dict.fromkeys((*Code._fields, "narrow", "sets", "parts", "s", "o", "p", "row", "o_row"), gl.constexpr)
+    __annotations__ = dict.fromkeys((*Code._fields, "narrow", "sets", "parts", "turns", "s", "o", "p", "row", "o_row"), gl.constexpr)
 
     @gluon.constexpr_function
     def __init__(self, code):
@@ -125,6 +127,7 @@ class Setting:
         self.narrow = gl.constexpr(bits == 8)
         self.sets = gl.constexpr(1 if code.dim > 128 else 2)
         self.parts = gl.constexpr(2 if code.dim > 128 else 1)
+        self.turns = gl.constexpr(code.groups == 3 or bits == 8 or not code.causal)
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 32 // bits))
@@ -325,14 +328,16 @@ def load(setting, shared, work, d_q, d_k, d_v):
 
 
 @gluon.jit
-def take_turn(c: gl.constexpr, shared, i):
+def take_turn(c: gl.constexpr, setting, shared, i):
     """Wait for the turn of group c. Every group takes one at every block but the stream's first, even with nothing to issue."""
-    mbarrier.wait(shared.turn.index(c), (i - 1) & 1, pred=i > 0)
+    if setting.turns:
+        mbarrier.wait(shared.turn.index(c), (i - 1) & 1, pred=i > 0)
 
 
 @gluon.jit
 def pass_turn(c: gl.constexpr, setting, shared, i):
-    mbarrier.arrive(shared.turn.index((c + 1) % setting.groups), count=1, pred=i > 0)
+    if setting.turns:
+        mbarrier.arrive(shared.turn.index((c + 1) % setting.groups), count=1, pred=i > 0)
 
 
 @gluon.jit
@@ -345,7 +350,7 @@ def pass_over(c: gl.constexpr, setting, shared, i, count):
         mbarrier.arrive(shared.k_empty.index(at), count=1)
         mbarrier.wait(shared.v_full.index(at), parity)
         mbarrier.arrive(shared.v_empty.index(at), count=1)
-        take_turn(c, shared, i)
+        take_turn(c, setting, shared, i)
         pass_turn(c, setting, shared, i)
         i += 1
     return i
@@ -373,7 +378,11 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
         else:
             keys = keys + key
         s = gl.where(gl.expand_dims(keys, 0) < gl.expand_dims(limit, 1), s, float("-inf"))
-    largest = gl.max(s, 1) * scale
+    if setting.dim == 128 and not setting.promotion:  # of two halves, since a row's comparisons wait for each other
+        left, right = s.reshape([ROWS, 2, setting.bc // 2]).permute([0, 2, 1]).split()  # [ROWS, bc / 2] each
+        largest = gl.convert_layout(gl.max(gl.maximum(left, right), 1), setting.row, assert_trivial=True) * scale
+    else:
+        largest = gl.max(s, 1) * scale
     if setting.threshold > 0:
         m_next = gl.where(largest - m > setting.threshold, largest, m)
     else:
@@ -404,7 +413,7 @@ def step(
     at = i % setting.stages
     at_v = i_v % setting.stages
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
-    take_turn(c, shared, i)
+    take_turn(c, setting, shared, i)
     s = scores(setting, shared, q, i)  # [ROWS, bc]
     mbarrier.wait(shared.v_full.index(at_v), (i_v // setting.stages) & 1)
     if setting.narrow:
@@ -536,7 +545,7 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     i = 0  # blocks of the stream so far
     if setting.causal:
         i = pass_over(c, setting, shared, i, skip)
-        take_turn(c, shared, i)
+        take_turn(c, setting, shared, i)
         pass_turn(c, setting, shared, i)
     at = i % setting.stages
     mbarrier.wait(shared.q_full.index(c), 0)

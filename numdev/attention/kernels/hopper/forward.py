@@ -115,7 +115,9 @@ class Setting:
         row, o_row: layouts of a number for each row of S, and of O.
     """
 
-    __annotations__ = dict.fromkeys((*Code._fields, "narrow", "sets", "parts", "turns", "s", "o", "p", "row", "o_row"), gl.constexpr)
+    __annotations__ = dict.fromkeys(
+        (*Code._fields, "narrow", "sets", "parts", "turns", "s", "o", "p", "row", "o_row"), gl.constexpr
+    )
 
     @gluon.constexpr_function
     def __init__(self, code):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -222,14 +223,15 @@ def schedule(work: Work, head_dim: int) -> Tensor:
     """Lists of tiles `[round, program, (row, batch entry, head, blocks, keys)]`.
 
     Each tile is assigned to the program that becomes free first. Without a causal limit the tiles of a head follow one another,
-    so that its K and V stay in the L2 cache; with one, the longest tiles of as many heads as fit into that cache come first.
+    so that its K and V stay in the L2 cache; with one, the longest tiles of about as many heads as fit into that cache come
+    first: of parts of one size, since the tiles of a small last part do not occupy all programs.
     """
     pairs = [(b, h) for b in range(len(work.lengths)) for h in range(work.heads)]
     rows = range(0, work.queries, work.br)
     if work.causal:
-        together = work.group * heads_in_cache(work.keys, head_dim)
-        parts = [pairs[i : i + together] for i in range(0, len(pairs), together)]
-        order = [(row, b, h) for part in parts for row in reversed(rows) for b, h in part]
+        parts = max(1, round(len(pairs) / (work.group * heads_in_cache(work.keys, head_dim))))
+        bounds = [len(pairs) * i // parts for i in range(parts + 1)]
+        order = [(row, b, h) for i, j in pairwise(bounds) for row in reversed(rows) for b, h in pairs[i:j]]
     else:
         order = [(row, b, h) for b, h in pairs for row in rows]
     grid = min(work.programs, len(order))

@@ -164,6 +164,13 @@ class TestEngine:
         d = engine.log_probabilities(model, tokens) - PLAIN.log_probabilities(model, tokens)
         assert 1e-5 < d.abs().max() < 1
 
+    def test_results_that_calls_share_are_those_of_each_alone(self, model: models.LanguageModel, tokens: Tensor) -> None:
+        kept: dict[Any, Any] = {}
+        for own in subsets(("attention", "rmsnorm", "scan", "logprob")):
+            engine = PLAIN.exchanged(NARROW, own)
+            assert torch.equal(engine.log_probabilities(model, tokens, kept), engine.log_probabilities(model, tokens))
+        assert [len(kept[engine.scan]) for engine in (PLAIN, NARROW)] == [2, 2]  # with and without the other norm
+
     def test_all_exchanged_is_the_other(self) -> None:
         assert PLAIN.exchanged(NARROW, OPERATIONS) == NARROW
         assert PLAIN.exchanged(NARROW, ()) == PLAIN

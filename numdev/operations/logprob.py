@@ -136,21 +136,23 @@ class Torch(Targets, InDtype):
 
     upcast: bool = setting(False, "whether the logits are cast to FP32 before log-softmax, as trainers do")
     fp32_head: bool = setting(False, "whether the product is in FP32 too, of inputs in the format")
+    gradients: bool = setting(True, "whether dh and dw are computed, which a sampler does not need")
 
     @property
     def formats(self) -> dict[str, Format]:
         of_logits = FP32 if (self.upcast or self.fp32_head) and self.format != FP64 else self.format
-        return {"logprob": of_logits, "lse": of_logits, "dh": self.format, "dw": self.format}
+        return {"logprob": of_logits, "lse": of_logits} | dict.fromkeys(("dh", "dw") if self.gradients else (), self.format)
 
     def __call__(self, h: Tensor, w: Tensor, y: Tensor) -> Result:
-        (h, w), y = (x.detach().to(self.dtype).requires_grad_() for x in (h, w)), y.long()
-        with torch.enable_grad():
+        (h, w), y = (x.detach().to(self.dtype).requires_grad_(self.gradients) for x in (h, w)), y.long()
+        with torch.set_grad_enabled(self.gradients):
             wide = (h.float(), w.float()) if self.fp32_head else (h, w)
             logits = wide[0] @ wide[1].T
             logits = logits.float() if self.upcast else logits
             logprob = logits.log_softmax(-1).gather(-1, y[:, None])[:, 0]
-            dh, dw = torch.autograd.grad(-logprob.sum(), (h, w))
-        return Result({"logprob": logprob.detach(), "lse": logits.detach().logsumexp(-1), "dh": dh, "dw": dw})
+            gradients = torch.autograd.grad(-logprob.sum(), (h, w)) if self.gradients else ()
+        outputs = {"logprob": logprob.detach(), "lse": logits.detach().logsumexp(-1)}
+        return Result(outputs | dict(zip(("dh", "dw"), gradients, strict=False)))
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,11 @@ def fp8_steps() -> Iterator[str]:
         yield f"| {step} | " + " | ".join(found.get(("variant", *place, step), "") for place in places) + " |"
 
 
-def mismatch() -> Iterator[str]:
+def mismatch(folder: str = "cpu") -> Iterator[str]:
     """The share of each operation in the variance of the difference of log-probabilities, by trainer and cache."""
     from numdev.report.statistics import mean
 
-    with (REFERENCE / "cpu" / "mismatch" / "effects.csv").open(newline="") as file:
+    with (REFERENCE / folder / "mismatch" / "effects.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["order"] != "2"]
     places = [(scenario, cache) for scenario in ("bf16", "fp32") for cache in ("BF16", "E4M3")]
     yield "| operation | " + " | ".join(f"trainer in {one.upper()}, cache in {cache}" for one, cache in places) + " |"

@@ -97,6 +97,14 @@ def test_kernels_in_fp32_keep_its_bound(variant: Torch | Fused | Triton, device:
             torch.testing.assert_close(result[name].double(), golden[name], rtol=3 * variant.format.u, atol=float(20 * bound))
 
 
+def test_gradients_change_no_bit_of_a_log_probability() -> None:
+    whole, alone = Torch(BF16, upcast=True), Torch(BF16, upcast=True, gradients=False)
+    inputs = whole.round_inputs(*Problem(20, 100, 30).inputs(0).values())
+    results = whole(*inputs).tensors(), alone(*inputs).tensors()
+    assert [*results[1]] == ["logprob", "lse"] == [*alone.formats]
+    assert all(torch.equal(results[0][name], x) for name, x in results[1].items())
+
+
 def test_fp64_in_blocks_is_exact_to_roundoff_with_gradients() -> None:
     inputs = Problem(6, 200, 40).inputs(0).values()
     result, golden = Blocked(Policy.golden(), 30)(*inputs).tensors(), LOGPROB.exact(*inputs).tensors()

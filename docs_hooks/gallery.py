@@ -29,6 +29,7 @@ TITLES = {
     "h200": "Real kernels and long sequences, on a GPU",
     "h200/backward": "Gradients, on GPUs",
     "h200/fp8": "An FP8 kernel with scales beside its prediction, on a GPU",
+    "h200/mismatch": "A trainer and a sampler, on a GPU",
     "h200/operations": "Operations beside attention, on a GPU",
     "h200/speed": "Speed, on a GPU",
     "h200/training": "Training, on GPUs",

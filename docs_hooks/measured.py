@@ -8,7 +8,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
+from docs_hooks.quoted import rows_of
 from docs_hooks.tables import REFERENCE, cell, escaped
 
 _ORDER = ("holds", "fails", "undecided", "not measured")
@@ -81,20 +83,30 @@ def fp8_steps() -> Iterator[str]:
         yield f"| {step} | " + " | ".join(found.get(("variant", *place, step), "") for place in places) + " |"
 
 
-def mismatch(folder: str = "cpu") -> Iterator[str]:
-    """The share of each operation in the variance of the difference of log-probabilities, by trainer and cache."""
+def mismatch(*folders: str) -> Iterator[str]:
+    """The share of each operation in the variance of the difference of log-probabilities, by trainer and cache.
+
+    Of one folder of results means with intervals; of several their medians, in their order.
+    """
     from numdev.report.statistics import mean
 
-    with (REFERENCE / folder / "mismatch" / "effects.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["order"] != "2"]
+    tables = [[row for row in rows_of(f"{folder}/mismatch/effects.csv") if row["order"] != "2"] for folder in folders]
     places = [(scenario, cache) for scenario in ("bf16", "fp32") for cache in ("BF16", "E4M3")]
     yield "| operation | " + " | ".join(f"trainer in {one.upper()}, cache in {cache}" for one, cache in places) + " |"
     yield "|---|" + "---|" * len(places)
-    for effect in dict.fromkeys(row["effect"] for row in rows):
-        at = [[r for r in rows if (r["scenario"], r["label.cache"], r["effect"]) == (*one, effect)] for one in places]
-        values = [mean([100 * float(row["share"]) for row in own]) for own in at]
-        cells = (f"{one.estimate:.1f} % [{one.low:.1f}, {one.high:.1f}]" for one in values)
-        yield f"| {effect} | " + " | ".join(cells) + " |"
+
+    def share(*place: str) -> str:
+        shares = [
+            [100 * float(row["share"]) for row in rows if (row["scenario"], row["label.cache"], row["effect"]) == place]
+            for rows in tables
+        ]
+        if len(shares) > 1:
+            return "; ".join(f"{median(own):.1f} %" for own in shares)
+        one = mean(shares[0])
+        return f"{one.estimate:.1f} % [{one.low:.1f}, {one.high:.1f}]"
+
+    for effect in dict.fromkeys(row["effect"] for row in tables[0]):
+        yield f"| {effect} | " + " | ".join(share(*place, effect) for place in places) + " |"
 
 
 def instrumented_speed() -> Iterator[str]:

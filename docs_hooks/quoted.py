@@ -10,7 +10,7 @@ from pathlib import Path
 REFERENCE = Path(__file__).resolve().parent.parent / "reports" / "reference"
 
 
-def figure(path: str, pick: str = "", form: str = "", column: str = "figure", **row: str) -> str:
+def figure(path: str, pick: str = "", form: str = "", column: str = "figure", factor: float = 1, **row: str) -> str:
     """One number of a file of the reference results, as a page shows it.
 
     A table (`.csv`) needs the cells that name one row, and the column; another file needs a pattern.
@@ -20,6 +20,7 @@ def figure(path: str, pick: str = "", form: str = "", column: str = "figure", **
         pick: regular expression whose one group is taken of the text, and which may match in one place only.
         form: format of the number, such as `.0%` or `.3g`; as it stands in the file without.
         column: of a table.
+        factor: of a number with a form, such as 1e3 for seconds in ms.
         row: cells that name one row of a table, by column.
 
     Raises:
@@ -31,7 +32,7 @@ def figure(path: str, pick: str = "", form: str = "", column: str = "figure", **
         if len(found) != 1:
             raise LookupError(f"{path}: {pick!r} finds {sorted(found) or 'nothing'} in {text[:200]!r}")
         (text,) = found
-    return format(float(text), form) if form else text.strip()
+    return format(float(text) * factor, form) if form else text.strip()
 
 
 def spread(path: str, *columns: str, form: str = "", **row: str) -> str:
@@ -46,7 +47,7 @@ def spread(path: str, *columns: str, form: str = "", **row: str) -> str:
     Raises:
         LookupError: if no row is selected, or none holds a number.
     """
-    rows = [each for each in _rows(path) if all(each.get(name) == value for name, value in row.items())]
+    rows = [each for each in rows_of(path) if all(each.get(name) == value for name, value in row.items())]
     found = [each[name] for each in rows for name in columns if each.get(name)]
     if not found:
         raise LookupError(f"{path}: no row of {row} has a number in {', '.join(columns) or 'no column'}")
@@ -60,7 +61,7 @@ def ratio(path: str, column: str, of: dict[str, str], to: dict[str, str], form: 
 
 
 def _cell(path: str, column: str, row: dict[str, str]) -> str:
-    found = [each for each in _rows(path) if all(each.get(name) == value for name, value in row.items())]
+    found = [each for each in rows_of(path) if all(each.get(name) == value for name, value in row.items())]
     if len(found) != 1:
         raise LookupError(f"{path}: {len(found)} rows have {row}; name one")
     if column not in found[0]:
@@ -69,6 +70,7 @@ def _cell(path: str, column: str, row: dict[str, str]) -> str:
 
 
 @lru_cache(maxsize=16)
-def _rows(path: str) -> list[dict[str, str]]:
+def rows_of(path: str) -> list[dict[str, str]]:
+    """The rows of a table in `reports/reference`."""
     with (REFERENCE / path).open(newline="") as file:
         return list(csv.DictReader(file))

@@ -27,6 +27,7 @@ from .attention.fused import fused_attention as fused_attention
 from .attention.instrumented import Instrumented as Instrumented
 from .attention.instrumented import InstrumentedBackward as InstrumentedBackward
 from .attention.mask import Bias as Bias
+from .attention.mask import Dropout as Dropout
 from .attention.mask import Mask as Mask
 from .attention.naive import Naive as Naive
 from .attention.naive import NaiveBackward as NaiveBackward
@@ -93,6 +94,7 @@ from .results.store import Store as Store
 from .results.study import Study as Study
 from .results.study import StudyPoint as StudyPoint
 from .training.attend import attend as attend
+from .training.attend import softcapped_attention as softcapped_attention
 from .training.doctor import doctor as doctor
 from .training.recorders import capture as capture
 from .training.recorders import shadow as shadow

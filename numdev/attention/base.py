@@ -217,7 +217,10 @@ def softmax_scale(q: Tensor, scale: float | None) -> float:
 
 
 def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, adds: bool = False) -> None:
-    """Raise BadInput, naming the field, unless q, k, v and the mask fit together; Unsupported for a bias unless one `adds` it."""
+    """Raise BadInput, naming the field, unless q, k, v and the mask fit together.
+
+    Unsupported, unless one `adds` them, for a bias, and with it for a softcap and dropout.
+    """
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if tensor.ndim != 4 or 0 in tensor.shape:
             raise BadInput(name, tuple(tensor.shape), "give [batch, heads, tokens, head_dim], none of them 0")
@@ -228,11 +231,14 @@ def check_shapes(q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, adds: bool = Fa
     if q.shape[1] % k.shape[1]:
         raise BadInput("problem.kv_heads", k.shape[1], f"it must divide the {q.shape[1]} heads of q")
     mask.check(q.shape[0], k.shape[-2], q.shape[1], q.shape[-2])
-    if mask.bias is not None and not adds:
-        hint = (
-            "this implementation adds no tensor to the scores, and reads no mask from one; use one of torch operations, as Tiled"
-        )
-        raise Unsupported("attn_mask", hint)
+    refused = {
+        "attn_mask": (mask.bias, "adds no tensor to the scores, and reads no mask from one"),
+        "problem.softcap": (mask.softcap, "caps no scores"),
+        "dropout": (mask.dropout, "drops no entries of P"),
+    }
+    for name, (value, why) in refused.items():
+        if value is not None and not adds:
+            raise Unsupported(name, f"this implementation {why}; use one of torch operations, as Tiled")
 
 
 def check_backward_shapes(

@@ -161,6 +161,8 @@ class Captured(Source):
             if any(own.values()) and shape.keys - shape.queries != ahead:
                 hint = f"give {ahead} more keys than queries, as {name} has, or state problem.causal and problem.window"
                 raise BadInput("problem.keys", shape.keys, f"under the mask of {self.path} queries would move; {hint}")
+        if "softcap" not in fields:
+            own["softcap"] = self._common("softcap", {name: mask.softcap for name, mask in masks.items()})
         if "key_lengths" not in fields:
             try:
                 lengths = {name: layer.lengths(shape) for name, layer in layers.items()}
@@ -316,7 +318,8 @@ def _mask_and_scale(path: str, name: str, text: str) -> dict[str, Any]:
         if isinstance(mask, str):
             return {"scale": scale, "unkept": mask}
         lengths = mask["key_lengths"]
-        kept = Mask(bool(mask["causal"]), mask["window"], None if lengths is None else tuple(map(int, lengths)))
+        cap = mask.get("softcap")
+        kept = Mask(bool(mask["causal"]), mask["window"], None if lengths is None else tuple(map(int, lengths)), softcap=cap)
         return {"mask": kept, "scale": scale}
     except (TypeError, KeyError, ValueError) as error:
         raise BadInput(_FIELD, path, f"its note on {name} cannot be read ({error}); capture it again") from None

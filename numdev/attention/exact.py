@@ -71,6 +71,8 @@ class Exact(Attention):
         for start in range(0, queries, step):
             stop = min(start + step, queries)
             scores = product(grouped[..., start:stop, :], transposed).mul_(factor)
+            if mask.softcap is not None:
+                scores.div_(mask.softcap).tanh_().mul_(mask.softcap)
             visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device, kv_heads)
             if (added := mask.added((start, stop), (0, keys), scores)) is not None:
                 scores.add_(added)
@@ -80,6 +82,7 @@ class Exact(Attention):
             p = scores.sub_(m).exp_()
             row_sum = row_sums(p)
             lse[..., start:stop] = (m + row_sum.log()).squeeze(-1)
+            p = mask.times_z(p, (start, stop))
             out[..., start:stop, :] = visible_product(p, v, visible).div_(torch.where(row_sum == 0, 1.0, row_sum))
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
 
@@ -144,11 +147,14 @@ class ExactBackward(Backward):
             rows = (..., slice(start, stop), slice(None))
             visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device, kv_heads)
             turned = None if visible is None else visible.mT
-            s = product(q[rows], k_turned).mul_(factor)
+            s, slope = product(q[rows], k_turned).mul_(factor), None
+            if mask.softcap is not None:
+                slope = _seen(s.div_(mask.softcap).cosh().pow_(-2), visible)  # of tanh; 1 - tanh^2 would cancel
+                s.tanh_().mul_(mask.softcap)
             if (added := mask.added((start, stop), (0, keys), s)) is not None:
                 s.add_(added)
             s = _seen(s, visible, NEVER)
-            dp = product(do[rows], v_turned)
+            dp = mask.times_z(product(do[rows], v_turned), (start, stop))
             if lse is None:
                 p, ds, delta[rows] = _of_softmax(s, dp, visible)
             else:
@@ -157,6 +163,8 @@ class ExactBackward(Backward):
             p, ds = _seen(p, visible), _seen(ds, visible)
             if slopes is not None and mask.bias is not None:
                 slopes.append(ungrouped(ds, mask.bias))
+            ds = ds if slope is None else ds.mul_(slope)
+            p = mask.times_z(p, (start, stop))
             dq[rows] = visible_product(ds, k, visible)
             dk += visible_product(ds.mT, q[rows], turned).sum(2)
             dv += visible_product(p.mT, do[rows], turned).sum(2)

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and what is added to the scores."""
+"""Which keys a query sees, and what is done to the scores and to P."""
 
 from __future__ import annotations
 
@@ -54,9 +54,37 @@ class Bias:
         return bool((self.values.isfinite() & (self.values != 0)).any())
 
 
+@dataclass(frozen=True, eq=False)
+class Dropout:
+    """`P Z` in place of P in the product with V, where Z is `1 / (1 - p)` for what is kept, else 0. Equal to itself alone.
+
+    l and the LSE are those of P. Backward, `dV = (P Z)^T dO` and `dP = Z * (dO V^T)` (Dao et al. 2022, Algorithm 4). P Z is
+    rounded once, to the format of `probabilities`; Z dP to that of `dp`.
+
+    Attributes:
+        kept: `[batch or 1, heads or 1, queries, keys]`, boolean.
+        p: the probability with which an entry is dropped, below 1.
+    """
+
+    kept: torch.Tensor = field(repr=False)  # its shape is checked below
+    p: float
+
+    def __post_init__(self) -> None:
+        if self.kept.ndim != 4 or self.kept.dtype is not torch.bool or not 0 <= self.p < 1:
+            hint = "give a boolean [batch or 1, heads or 1, queries, keys], and p of at least 0 and below 1"
+            raise BadInput("dropout", f"{tuple(self.kept.shape)} in {self.kept.dtype}, p={self.p}", hint)
+
+    def describe(self) -> str:
+        """Its canonical form in a configuration: p, and the SHA-256 of what is kept."""
+        held = f"{tuple(self.kept.shape)}".encode() + self.kept.cpu().numpy().tobytes()
+        return f"{self.p:g} {hashlib.sha256(held).hexdigest()}"
+
+
 @dataclass(frozen=True)
 class Mask:
     """The conjunction of a causal limit, a sliding window, a number of keys per batch entry, and a tensor added to the scores.
+
+    Implementations of torch operations also cap the scores and drop entries of P; others refuse these fields by name.
 
     With `Nq` queries and `Nk` keys, query `i` stands at position `p = i + Nk - Nq`: bottom-right aligned, so that the last
     query sees the last key (FlashAttention 2.1 and later).
@@ -67,29 +95,39 @@ class Mask:
         key_lengths: for each batch entry, the number of keys that exist; the rest is padding.
         bias: what is added to the scores, minus infinity for a key that is not seen: padding before the sequences, packed
             documents, relative positions. An implementation that adds nothing refuses it by the name `attn_mask`.
+        softcap: `cap` in `S = cap tanh(scale Q K^T / cap)`, before anything is added or hidden (Gemma 2, arXiv 2408.00118). The
+            tanh, then its product with the cap, are each rounded to the format of the scores. Backward, dS is multiplied by
+            `1 - tanh^2`, and rounded to the format of `difference`.
+        dropout: which entries of P are dropped.
     """
 
     causal: bool = False
     window: int | None = None
     key_lengths: tuple[int, ...] | None = None
     bias: Bias | None = None
+    softcap: float | None = None
+    dropout: Dropout | None = None
 
     def __post_init__(self) -> None:
         if self.window is not None and self.window < 1:
             raise BadInput("problem.window", self.window, "give the width of the window, at least 1, or null")
         if self.key_lengths is not None and any(length < 0 for length in self.key_lengths):
             raise BadInput("problem.key_lengths", self.key_lengths, "give one length of at least 0 per batch entry")
+        if self.softcap is not None and not 0 < self.softcap < float("inf"):
+            raise BadInput("problem.softcap", self.softcap, "give a positive finite number, such as 50, or null")
 
     @property
     def is_none(self) -> bool:
-        return not self.causal and self.window is None and self.key_lengths is None and self.bias is None
+        return self == Mask()
 
     def check(self, batch: int, keys: int, heads: int = 1, queries: int | None = None) -> None:
-        """Raise BadInput unless `key_lengths` fits the batch and the number of keys, and `bias` the scores."""
-        if self.bias is not None:
-            shape, scores = tuple(self.bias.values.shape), (batch, heads, queries or self.bias.values.shape[2], keys)
+        """Raise BadInput unless `key_lengths` fits the batch and the number of keys, and `bias` and `dropout` the scores."""
+        tensors = [] if self.bias is None else [("attn_mask", self.bias.values)]
+        tensors += [] if self.dropout is None else [("dropout", self.dropout.kept)]
+        for name, tensor in tensors:
+            shape, scores = tuple(tensor.shape), (batch, heads, queries or tensor.shape[2], keys)
             if any(size not in (own, 1)[: 1 + (axis < 2)] for axis, (size, own) in enumerate(zip(shape, scores, strict=True))):
-                raise BadInput("attn_mask", shape, f"it must fit the scores, {scores}")
+                raise BadInput(name, shape, f"it must fit the scores, {scores}")
         lengths = self.key_lengths
         if lengths is not None and (len(lengths) != batch or max(lengths) > keys):
             raise BadInput("problem.key_lengths", lengths, f"give {batch} lengths, one per batch entry, of at most {keys}")
@@ -180,9 +218,12 @@ class Mask:
 
     def of_heads(self, first: int, last: int) -> Mask:
         """That of some heads."""
-        if self.bias is None or self.bias.values.shape[1] == 1:
-            return self
-        return replace(self, bias=Bias(self.bias.values[:, first:last]))
+        bias, dropout = self.bias, self.dropout
+        if bias is not None and bias.values.shape[1] > 1:
+            bias = Bias(bias.values[:, first:last])
+        if dropout is not None and dropout.kept.shape[1] > 1:
+            dropout = Dropout(dropout.kept[:, first:last], dropout.p)
+        return replace(self, bias=bias, dropout=dropout)
 
     def added(
         self, rows: tuple[int, int], columns: tuple[int, int], like: torch.Tensor
@@ -192,6 +233,26 @@ class Mask:
             return None
         block = self.bias.values[:, :, slice(*rows), slice(*columns)]
         return grouped(block.masked_fill(block == float("-inf"), 0.0).to(like), like.shape[1])
+
+    @property
+    def keep_scale(self) -> float:
+        """`1 / (1 - p)`, the factor of what dropout keeps."""
+        return 1.0 if self.dropout is None else 1 / (1 - self.dropout.p)
+
+    def dropped(
+        self, rows: tuple[int, int], columns: tuple[int, int], like: torch.Tensor
+    ) -> Bool[torch.Tensor, "batch_or_1 kv_heads_or_1 group_or_1 rows columns"] | None:
+        """Entries of P that dropout drops, on the device of `like [batch, kv_heads, group, ...]`; None without dropout."""
+        if self.dropout is None:
+            return None
+        return grouped(~self.dropout.kept[:, :, slice(*rows), slice(*columns)].to(like.device), like.shape[1])
+
+    def times_z(
+        self, x: Float[torch.Tensor, "batch kv_heads group rows keys"], rows: tuple[int, int]
+    ) -> Float[torch.Tensor, "batch kv_heads group rows keys"]:
+        """`Z x`, P or dP of some rows under dropout."""
+        dropped = self.dropped(rows, (0, x.shape[-1]), x)
+        return x if dropped is None else x.masked_fill(dropped, 0.0) * self.keep_scale
 
     def _all_visible(self, queries: int, keys: int, rows: tuple[int, int], columns: tuple[int, int]) -> bool:
         first, last = rows[0] + keys - queries, rows[1] - 1 + keys - queries

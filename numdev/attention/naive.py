@@ -30,16 +30,12 @@ from numdev.attention.groups import BACKWARD_STEPS, PRESET, STEPS, AcceptedSetti
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Normalise
-from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps
+from numdev.attention.steps import END, NEVER, TILES, BackwardSteps, Steps, slope
 from numdev.attention.tiling import KernelLaunch
 from numdev.errors import BadInput
 from numdev.settings import setting
 
 _WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 28}  # scores held at once
-
-
-Masked = tuple[Tensor | None, Tensor | None]
-"""Whether keys are seen, and what is added to their scores; None for all, and for nothing."""
 
 
 @dataclass(frozen=True)
@@ -102,30 +98,30 @@ class Naive(Attention):
             rows = (start, min(start + step, queries))
             visible = mask.seen(queries, keys, rows, (0, keys), q.device, kv_heads)
             block = grouped[..., slice(*rows), :]
-            bias = mask.added(rows, (0, keys), block)
+            bias, dropped = (of(rows, (0, keys), block) for of in (mask.added, mask.dropped))
             steps.at(0, 0, start)
-            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, block, transposed, v, (visible, bias), factor)
+            s = steps.raised(steps.scores(block, transposed, factor, mask.softcap), mask.softcap, bias)
+            out[..., slice(*rows), :], lse[..., slice(*rows)] = self._rows(steps, s, v, (visible, dropped), mask.keep_scale)
         return Output(out.flatten(1, 2), lse.flatten(1, 2))
 
     def _rows(
-        self, steps: Steps, q: Tensor, transposed: Tensor, v: Tensor, masked: Masked, factor: float
+        self, steps: Steps, s: Tensor, v: Tensor, masks: tuple[Tensor | None, Tensor | None], keep_scale: float
     ) -> tuple[Tensor, Tensor]:
-        visible, _ = masked
-        p, m = _exponentials(steps, q, transposed, masked, factor)
+        visible, dropped = masks
+        p, m = _exponentials(steps, s, visible)
         row_sum = steps.row_sum(p)
         lse = steps.lse(m, row_sum).squeeze(-1)
+        p = p if dropped is None else p.masked_fill_(dropped, 0.0)
         if self.normalise is Normalise.EACH:
-            out = steps.values(steps.share(p, row_sum), v, visible)
+            out = steps.values(steps.share(p, row_sum, keep_scale), v, visible)
         else:
-            out = steps.values(steps.probabilities(p), v, visible)
+            out = steps.values(steps.probabilities(p, keep_scale), v, visible)
             out = steps.normalise(self.precision.accumulator.apply_(out, steps.noise), row_sum)
         return steps.output(out), lse
 
 
-def _exponentials(steps: Steps, q: Tensor, transposed: Tensor, masked: Masked, factor: float) -> tuple[Tensor, Tensor]:
+def _exponentials(steps: Steps, s: Tensor, visible: Tensor | None) -> tuple[Tensor, Tensor]:
     """`exp(S - m)` and `m` of whole rows."""
-    visible, bias = masked
-    s = steps.scores(q, transposed, factor, bias)
     if visible is not None:
         s.masked_fill_(~visible, NEVER)
     m = s.amax(-1, keepdim=True)
@@ -191,27 +187,31 @@ class NaiveBackward(Backward):
         visible = mask.seen(queries, keys, (0, queries), (0, keys), q.device, kv_heads)
         steps = Steps.of(self.forward, queries)
         steps.at(0, 0, 0)
-        bias = mask.added((0, queries), (0, keys), q.to(steps.carrier))
-        p, _ = _exponentials(steps, q.to(steps.carrier), k.to(steps.carrier).mT, (visible, bias), factor)
+        bias, dropped = (of((0, queries), (0, keys), q.to(steps.carrier)) for of in (mask.added, mask.dropped))
+        s = steps.scores(q.to(steps.carrier), k.to(steps.carrier).mT, factor, mask.softcap)
+        tanh_slope = slope(s, mask.softcap)
+        p, _ = _exponentials(steps, steps.raised(s, mask.softcap, bias), visible)
         p = steps.share(p, steps.row_sum(p))
         p = (p if visible is None else p.masked_fill_(~visible, 0.0)).to(self.precision.carrier)
         carried = tuple(x.to(self.precision.carrier) for x in (q, k, v, do))
-        return lambda: self._gradients(carried, p, visible, factor)
+        return lambda: self._gradients(carried, p, (visible, tanh_slope, dropped), factor, mask.keep_scale)
 
-    def _gradients(self, inputs: tuple[Tensor, ...], p: Tensor, visible: Tensor | None, factor: float) -> Gradients:
+    def _gradients(
+        self, inputs: tuple[Tensor, ...], p: Tensor, masks: tuple[Tensor | None, ...], factor: float, keep_scale: float
+    ) -> Gradients:
         """The gradient of each operation in turn, from the stored P."""
-        q, k, v, do = inputs
+        (q, k, v, do), (visible, tanh_slope, dropped) = inputs, masks
         steps = BackwardSteps.of(self.precision, max(q.shape[-2], k.shape[-2]))
         steps.at(TILES, 0, 0)
-        dp = steps.dp(do, v)
+        dp = steps.dp(do, v, dropped, keep_scale)
         if visible is not None:
             dp.masked_fill_(~visible, 0.0)
         delta = steps.delta("weigh dp by stored", dp.clone(), p)
-        ds = steps.ds_of_stored(dp, p, delta, factor)
+        ds = steps.ds_of_stored(dp, p, delta, tanh_slope, factor)
         if visible is not None:
             ds.masked_fill_(~visible, 0.0)
             delta.masked_fill_(~visible.any(-1, keepdim=True), 0.0)
-        p = steps.probabilities(p)
+        p = steps.probabilities(p, dropped, keep_scale)
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
         steps.add("dq", dq, ds, k, visible)
         for head in range(q.shape[2]):

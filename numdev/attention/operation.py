@@ -176,6 +176,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
         **_of(*DISTRIBUTIONS, Captured, prefix="source."),
         "source.digest": ("", "SHA-256 of the file of captured tensors"),
         "mask.bias": ("", "SHA-256 of the tensor that is added to the scores, and hides keys; empty without"),
+        "mask.dropout": ("", "probability of dropout, and SHA-256 of what it keeps; empty without"),
         **_of(groups["problem"]),
     }
     point = {

@@ -39,6 +39,12 @@ from numdev.settings import changes, converted, memoised, setting, types_of
 Row = tuple[str, Operation, str, str]
 """The step whose cast rounds an operation, its kind, and the steps in whose formats its operands are."""
 CONSTANT, SAVED = "", "saved"  # operands of no step: a number, and what another pass left, which may be any number of the carrier
+# Of softcaps and dropout, which no kernel here has: they decide nothing about how one rounds.
+_OF_NO_KERNEL: dict[str, Row] = {
+    "drop probabilities": ("probabilities", Operation.MULTIPLY, SAVED, CONSTANT),
+    "drop dp": ("dp", Operation.MULTIPLY, "dp", CONSTANT),
+    "cap difference": ("difference", Operation.MULTIPLY, "difference", SAVED),
+}
 
 FORMATS = tuple(fmt for fmt in CATALOGUE.values() if not fmt.is_integer)
 """The formats whose presets have a name."""
@@ -206,7 +212,7 @@ class Policy:
 
     def operation(self, name: str, carrier: torch.dtype, constant: float = 1.0) -> RoundedOnce:
         """One of `operations` in a carrier; `constant` is its second operand where that is of no step."""
-        step, kind, left, right = self.operations[name]
+        step, kind, left, right = self.operations.get(name) or _OF_NO_KERNEL[name]
         first, second = (format_of(carrier) if of == SAVED else self._cast(of).to if of else constant for of in (left, right))
         assert not isinstance(first, float)
         return RoundedOnce(kind, self._cast(step), first, second, carrier)

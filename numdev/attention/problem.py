@@ -111,7 +111,7 @@ class Problem:
     """One attention problem; `problem.inputs(seed)` draws its replicate.
 
     Mask and scale are those of captured tensors unless given; drawn ones are not masked, and their scale is 1/sqrt(head_dim).
-    `causal`, `window` and `key_lengths` replace these fields of the source's mask.
+    `causal`, `window`, `key_lengths` and `softcap` replace these fields of the source's mask.
     """
 
     source: Source = held()
@@ -139,9 +139,17 @@ class Problem:
         "tokens",
         column="mask.key_lengths",
     )
+    softcap: InitVar[float | None] = setting(
+        None,
+        "cap in S = cap tanh(scale Q K^T / cap), such as 50 in Gemma 2; empty for that of captured tensors, else none",
+        column="mask.softcap",
+        word="softcap",
+    )
 
-    def __post_init__(self, causal: bool | None, window: int | None, key_lengths: tuple[int, ...] | None) -> None:
-        fields = {"causal": causal, "window": window, "key_lengths": key_lengths}
+    def __post_init__(
+        self, causal: bool | None, window: int | None, key_lengths: tuple[int, ...] | None, softcap: float | None
+    ) -> None:
+        fields = {"causal": causal, "window": window, "key_lengths": key_lengths, "softcap": softcap}
         if self.mask is _OF_SOURCE:
             mask = self.source.mask(self.shape, **{name: value for name, value in fields.items() if value is not None})
             object.__setattr__(self, "mask", mask)

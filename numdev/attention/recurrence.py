@@ -16,7 +16,7 @@ from torch import Tensor
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.softmax import Maximum, Normalise, OnlineSoftmax, Recompute, SumOver
-from numdev.attention.steps import DELTA, LOG2_E, NEVER, TILES, BackwardSteps, Steps
+from numdev.attention.steps import DELTA, LOG2_E, NEVER, TILES, BackwardSteps, Steps, slope
 from numdev.attention.tile_schedule import Meeting, Range
 
 COUNTERS = {
@@ -41,14 +41,14 @@ BACKWARD_COUNTERS = {
 class Counters:
     """Events of one run, summed over tiles on the device; only `summary` waits for it."""
 
-    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, precision: Precision) -> None:
-        """`rows` is any tensor of shape [batch, ..., rows, 1] on the device."""
+    def __init__(self, rows: Tensor, softmax: OnlineSoftmax, precision: Precision, keep_scale: float = 1.0) -> None:
+        """`rows` is any tensor of shape [batch, ..., rows, 1] on the device; `keep_scale` is dropout's factor of P."""
         self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=rows.dtype, device=rows.device)
         self._largest = rows.new_full(rows.shape, float("-inf"))
         self._maximum_lags = maximum_lags(softmax)
         self._limit = precision.probabilities.largest
-        self._can_saturate = can_saturate(precision, softmax)
+        self._can_saturate = can_saturate(precision, softmax, keep_scale)
         self._lost = torch.zeros((), dtype=torch.int64, device=rows.device)
         self._scratch = rows.new_empty(0)
 
@@ -129,7 +129,7 @@ class BackwardCounters:
         return {name: count / entries for name, count in zip(BACKWARD_COUNTERS, self._events.tolist(), strict=True)}
 
 
-def can_saturate(precision: Precision, softmax: OnlineSoftmax) -> bool:
+def can_saturate(precision: Precision, softmax: OnlineSoftmax, keep_scale: float = 1.0) -> bool:
     """Whether an entry of P, scaled, can be beyond the largest number of its format; also true where this is not known.
 
     Taken from a maximum that follows every score, `x = S - m <= 0`, so that `e^x <= 1`, and for a polynomial `2^floor(x) p(x -
@@ -138,7 +138,7 @@ def can_saturate(precision: Precision, softmax: OnlineSoftmax) -> bool:
     """
     coefficients = softmax.exp.coefficients
     largest = math.fsum(map(abs, coefficients)) * (1 + 4 * precision.exponential.to.u) if coefficients else 1.0
-    return softmax.rescale_threshold > 0 or softmax.p_scale * max(1.0, largest) > precision.probabilities.largest
+    return softmax.rescale_threshold > 0 or keep_scale * softmax.p_scale * max(1.0, largest) > precision.probabilities.largest
 
 
 def maximum_lags(softmax: OnlineSoftmax) -> bool:
@@ -212,16 +212,19 @@ class Rows:
         factor: float | Tensor = run.factor
         if run.scales is not None:
             factor = factor * run.scales[0][..., first:last, :] * run.scales[1][..., slice(*tile)]
-        s = run.steps.scores(q, k.mT, factor, bias, run.softmax.log_scale)
+        log_scale = run.softmax.log_scale
+        cap = None if run.mask.softcap is None else run.mask.softcap * log_scale
+        s = run.steps.raised(run.steps.scores(q, k.mT, factor, cap), cap, bias, log_scale)
         visible = run.mask.seen(queries, keys, (first, last), tile, s.device, k.shape[1])
         if visible is not None:
             s.masked_fill_(~visible, NEVER)
         self._v_scale = None if run.v_scale is None else run.v_scale[..., tile[0] : tile[0] + 1, :]
-        self._update(slice(first - self._first, last - self._first), s, run.v[..., slice(*tile), :], visible, first)
+        dropped = run.mask.dropped((first, last), tile, q)
+        self._update(slice(first - self._first, last - self._first), s, run.v[..., slice(*tile), :], (visible, dropped), first)
 
-    def _update(self, here: slice, s: Tensor, v: Tensor, visible: Tensor | None, first: int) -> None:
+    def _update(self, here: slice, s: Tensor, v: Tensor, masks: tuple[Tensor | None, Tensor | None], first: int) -> None:
         """`m, l, O -> m', l', O'` for the rows `here` of the block."""
-        run, steps, soft = self._run, self._run.steps, self._run.softmax
+        run, steps, soft, (visible, dropped) = self._run, self._run.steps, self._run.softmax, masks
         m_old, l_old = self.m[..., here, :], self.l[..., here, :]
         largest = soft.largest(s, steps.shift_tied(soft.tie_shift))
         m = soft.running(m_old, largest)
@@ -242,7 +245,9 @@ class Rows:
         if run.counters is not None:
             run.counters.row_sums(p, alpha, l_old)
             run.counters.addition(kept, tile_sum, row_sum)
-        product = self._product(self._round(p, visible) if rounded is None else rounded, v, visible, here, alpha)
+        if rounded is None or dropped is not None:
+            rounded = self._round(p, visible, dropped)
+        product = self._product(rounded, v, visible, here, alpha)
         if visible is None or bool((seen := visible.any(-1, keepdim=True)).all()):
             self._accumulate_(self.o[..., here, :], alpha, beta, kept, row_sum, product)
         else:
@@ -252,14 +257,16 @@ class Rows:
         m_old.copy_(m)
         l_old.copy_(row_sum)
 
-    def _round(self, p: Tensor, visible: Tensor | None) -> Tensor:
-        """P times its scale in the format that enters the second product, in place."""
+    def _round(self, p: Tensor, visible: Tensor | None, dropped: Tensor | None = None) -> Tensor:
+        """P times its scale, and with dropout times Z, in the format that enters the second product, in place."""
         scale, counters = self._run.softmax.p_scale, self._run.counters
+        if dropped is not None:
+            p, scale = p.masked_fill_(dropped, 0.0), scale * self._run.mask.keep_scale
         if counters is not None:
             counters.before_cast(p, scale)
         p = self._run.steps.probabilities(p, scale)
         if counters is not None:
-            counters.after_cast(p, visible)
+            counters.after_cast(p, visible if dropped is None else ~dropped if visible is None else visible & ~dropped)
         return p
 
     def _product(self, p: Tensor, v: Tensor, visible: Tensor | None, here: slice, alpha: Tensor) -> Tensor:
@@ -389,13 +396,15 @@ class BackwardRun:
             tile = self._recompute(index)
             if tile is None:
                 continue
-            ds = steps.ds(tile.dp, tile.p, delta[tile.here])
-            ds = _seen(ds, tile.visible)
+            dp = tile.dp.clone() if slopes is not None and tile.slope is not None else None  # a bias is added after the cap
+            ds = _seen(steps.ds(tile.dp, tile.p, delta[tile.here], tile.slope), tile.visible)
             if slopes is not None:
-                slopes[tile.here][..., tile.there] = ds
-            p = steps.probabilities(tile.p)
+                uncapped = ds if dp is None else _seen(steps.ds(dp, tile.p, delta[tile.here]), tile.visible)
+                slopes[tile.here][..., tile.there] = uncapped
+            p = steps.probabilities(tile.p, tile.dropped, self.mask.keep_scale)
             if counters is not None:
-                counters.tile(tile.p, p, ds, tile.visible)
+                entering = p if tile.dropped is None else torch.where(tile.dropped, tile.p, p)  # a dropped P is not flushed
+                counters.tile(tile.p, entering, ds, tile.visible)
             steps.add("dq", dq[tile.here], ds, self.k[..., tile.there, :], tile.visible)
             self._add_to_keys(dk[..., tile.there, :], dv[..., tile.there, :], ds, p, tile)
         return dq, dk, dv
@@ -411,8 +420,11 @@ class BackwardRun:
         steps.at(TILES, index, rows[0])
         exponential = self.recompute.exponential
         log_scale = LOG2_E if exponential.binary else 1.0
-        bias = _of_heads(self.mask.added(rows, meeting.keys, self.q), meeting.heads)
-        s = steps.scores(self.q[here], self.k[..., there, :].mT, self.factor * log_scale, bias, log_scale)
+        bias, dropped = (_of_heads(of(rows, meeting.keys, self.q), meeting.heads) for of in (self.mask.added, self.mask.dropped))
+        cap = None if self.mask.softcap is None else self.mask.softcap * log_scale
+        s = steps.scores(self.q[here], self.k[..., there, :].mT, self.factor * log_scale, cap)
+        tanh_slope = slope(s, cap)
+        s = steps.raised(s, cap, bias, log_scale)
         kv_heads = self.k.shape[1]
         visible = self.mask.seen(self.q.shape[-2], self.k.shape[-2], rows, meeting.keys, s.device, kv_heads)
         visible = _of_heads(visible, meeting.heads)
@@ -421,8 +433,8 @@ class BackwardRun:
         if visible is not None:
             s.masked_fill_(~visible, NEVER)
         p = steps.exponential(s, lse, exponential)
-        dp = steps.dp(self.do[here], self.v[..., there, :])
-        return Recomputed(_seen(p, visible), _seen(dp, visible), visible, here, there, met)
+        dp = steps.dp(self.do[here], self.v[..., there, :], dropped, self.mask.keep_scale)
+        return Recomputed(_seen(p, visible), _seen(dp, visible), visible, here, there, met, tanh_slope, dropped)
 
     def _add_to_keys(self, dk: Tensor, dv: Tensor, ds: Tensor, p: Tensor, tile: Recomputed) -> None:
         """dK and dV of one KV tile, summed over the heads of the meeting and, within a head, over the query tiles."""
@@ -448,6 +460,8 @@ class Recomputed:
     here: tuple[Any, ...]
     there: slice
     met: list[Range]
+    slope: Tensor | None  # of a softcap
+    dropped: Tensor | None  # by dropout
 
     @property
     def first(self) -> int:

@@ -68,18 +68,22 @@ class CommonSteps(Generic[AnyPrecision]):
         dot: Dot = getattr(self.precision, step)
         return dot(a, b, self.noise, self.precision.units.get(step), start)
 
-    def scores(
-        self, q: Tensor, keys: Tensor, factor: float | Tensor, bias: Tensor | None = None, log_scale: float = 1.0
-    ) -> Tensor:
-        """`S = factor Q K^T`, plus `log_scale bias`, which is rounded to the format of the scores first.
+    def scores(self, q: Tensor, keys: Tensor, factor: float | Tensor, cap: float | None = None) -> Tensor:
+        """`factor Q K^T`; with a cap, in the units of the scores, `tanh(factor / cap Q K^T)`.
 
         Of codes the factor is a number of FP32 for each score, with the scales of its row and column.
         """
         s = self.product("scores", q, keys)
+        factor = factor if cap is None else factor / cap
         if isinstance(factor, Tensor):
             s = self.unscaled("scores", s, factor)
         elif factor != 1.0:
             s = self.do("scale scores", s, factor)
+        return s if cap is None else self.precision.scores.accumulate.apply_(s.tanh_(), self.noise)
+
+    def raised(self, s: Tensor, cap: float | None, bias: Tensor | None, log_scale: float = 1.0) -> Tensor:
+        """`S` of what `scores` returns, plus `log_scale bias`, which is rounded to the format of the scores first."""
+        s = s if cap is None else self.do("scale scores", s, cap)
         if bias is None:
             return s
         bias = self.precision.scores.accumulate.apply_(bias.clone(), self.noise).expand_as(s)
@@ -131,9 +135,9 @@ class Steps(CommonSteps[Precision]):
             return p  # a number of the format is not rounded again
         return cast.apply_(p.mul_(scale), self.noise)
 
-    def share(self, p: Tensor, row_sum: Tensor) -> Tensor:
+    def share(self, p: Tensor, row_sum: Tensor, scale: float = 1.0) -> Tensor:
         """`P / l` in the format of P, then as it enters the second product: a softmax, then a matmul."""
-        return self.probabilities(self.do("share", p, divisor(row_sum)))
+        return self.probabilities(self.do("share", p, divisor(row_sum)), scale)
 
     def values(self, p: Tensor, v: Tensor, visible: Tensor | None, start: Tensor | None = None) -> Tensor:
         """`P V`, in which keys that a row does not see have no part, added to `start` where tensor cores add to that."""
@@ -194,29 +198,32 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
         hidden = lse == NEVER
         return self.do("scale lse", lse.masked_fill(hidden, 0.0), LOG2_E).masked_fill_(hidden, NEVER)
 
-    def probabilities(self, p: Tensor) -> Tensor:
-        """P as it enters `P^T dO`, in memory of its own if it changes."""
-        return self.precision.probabilities(p, self.noise)
+    def probabilities(self, p: Tensor, dropped: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """P as it enters `P^T dO`, in memory of its own if it changes; with dropout times its Z."""
+        if dropped is None:
+            return self.precision.probabilities(p, self.noise)
+        return self.do("drop probabilities", p.masked_fill(dropped, 0.0), scale)
 
-    def dp(self, do: Tensor, v: Tensor) -> Tensor:
-        """`dP = dO V^T`."""
-        return self.product("dp", do, v.mT)
+    def dp(self, do: Tensor, v: Tensor, dropped: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        """`dP = dO V^T`; with dropout times its Z."""
+        dp = self.product("dp", do, v.mT)
+        return dp if dropped is None else self.do("drop dp", dp.masked_fill_(dropped, 0.0), scale)
 
     def delta(self, name: str, x: Tensor, y: Tensor) -> Tensor:
         """`rowsum(dO * O)` or `rowsum(dP * P)`; `name` is the operation that multiplies."""
         return self.precision.delta.sum(self.do(name, x, y), self.noise)
 
-    def ds(self, dp: Tensor, p: Tensor, delta: Tensor) -> Tensor:
-        """`dS = P * (dP - delta)` as it enters its products."""
-        return self._enter(self.do("weigh difference", self.do("shift dp", dp, delta), p))
+    def ds(self, dp: Tensor, p: Tensor, delta: Tensor, slope: Tensor | None = None) -> Tensor:
+        """`dS = P * (dP - delta)` as it enters its products; under a softcap times its slope `1 - tanh^2`."""
+        return self._enter(self.do("weigh difference", self.do("shift dp", dp, delta), p), slope)
 
-    def ds_of_stored(self, dp: Tensor, p: Tensor, delta: Tensor, factor: float) -> Tensor:
+    def ds_of_stored(self, dp: Tensor, p: Tensor, delta: Tensor, slope: Tensor | None, factor: float) -> Tensor:
         """`scale dS` with the P that the forward pass stored: the gradient of softmax, then that of the scaling."""
-        ds = self._enter(self.do("weigh difference by stored", self.do("shift dp", dp, delta), p))
+        ds = self._enter(self.do("weigh difference by stored", self.do("shift dp", dp, delta), p), slope)
         return ds if factor == 1.0 else self.do("scale ds", ds, factor)
 
-    def _enter(self, ds: Tensor) -> Tensor:
-        cast = self.precision.ds
+    def _enter(self, ds: Tensor, slope: Tensor | None) -> Tensor:
+        cast, ds = self.precision.ds, ds if slope is None else self.do("cap difference", ds, slope)
         return ds if cast == self.precision.difference else cast.apply_(ds, self.noise)
 
     def add(self, name: str, total: Tensor, a: Tensor, b: Tensor, visible: Tensor | None) -> None:
@@ -226,6 +233,11 @@ class BackwardSteps(CommonSteps[BackwardPrecision]):
     def scale(self, name: str, gradient: Tensor, factor: float) -> Tensor:
         """`scale dQ` or `scale dK`; `name` is the operation."""
         return gradient if factor == 1.0 else self.do(name, gradient, factor)
+
+
+def slope(tanh: Tensor, cap: float | None) -> Tensor | None:
+    """`1 - tanh^2` of what `CommonSteps.scores` returns, in the carrier; None without a cap."""
+    return None if cap is None else 1 - tanh * tanh
 
 
 def divisor(row_sum: Tensor) -> Tensor:

@@ -204,7 +204,7 @@ class Tiled(OverTiles):
         q = group_heads(q, k.shape[1])
         if self.softmax.scale_on is ScaleOn.QUERIES:
             q, factor = self.precision.scale_queries(q, factor), 1.0
-        counters = Counters(q[..., :1], self.softmax, self.precision) if self.count is not False else None
+        counters = Counters(q[..., :1], self.softmax, self.precision, mask.keep_scale) if self.count is not False else None
         steps, joins = Steps.of(self.precision, q.shape[-2]), self.tiling.split_size is not None
         run = Run(steps, self.softmax, q, k, v, mask, factor, counters, self.tiles_per_promotion, joins, scales, v_scale)
         out, lse = q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(*q.shape[:-1], 1)

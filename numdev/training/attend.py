@@ -30,9 +30,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from numdev.arithmetic.formats import format_of
 from numdev.attention.base import Attention, Backward
 from numdev.attention.differentiable import check_dtypes, rounded_once, uncast
 from numdev.attention.mask import Mask
+from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.training.call import Arguments, Call, MaskReader
 
@@ -60,7 +62,7 @@ Variant: TypeAlias = Attention | Backward | Trainable
 
 
 @contextmanager
-def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts]:
+def attend(variant: Variant, *, read_masks: bool = False, dropout: bool = False) -> Iterator[CallCounts]:
     """Within it, every call of `torch.nn.functional.scaled_dot_product_attention` is computed by `variant`.
 
     The model is not changed. A variant of the backward pass (`TiledBackward`, `NaiveBackward`, `TritonBackward`,
@@ -75,6 +77,8 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts
     Args:
         variant: of the backward pass, or of the forward pass.
         read_masks: whether a mask tensor on a GPU is read, for which the host waits; False refuses it.
+        dropout: whether P is dropped as the model asks for it, what is kept being drawn from torch's generator of the device:
+            after one `torch.manual_seed` every variant drops the same, as torch itself does on a CPU; False refuses it.
 
     Yields:
         what became of the calls: `calls`, `missed`, `elsewhere`, and `require()`, which raises where a call was missed or none
@@ -82,10 +86,10 @@ def attend(variant: Variant, *, read_masks: bool = False) -> Iterator[CallCounts
 
     Raises:
         BadInput: in a call, for arguments that do not fit together.
-        Unsupported: in a call, naming the argument, for dropout, for a mask that is learned or that the variant cannot add to the
-            scores, and for inputs that require a gradient where the variant has none.
+        Unsupported: in a call, naming the argument, for a mask that is learned or that the variant cannot add to the scores, for
+            a softcap and dropout that it does not compute, and for inputs that require a gradient where the variant has none.
     """
-    exchange = Exchange(variant, read_masks)
+    exchange = Exchange(variant, read_masks, dropout)
     with exchange.active():
         yield exchange.seen
     exchange.seen.warn("attend", stacklevel=4)
@@ -134,8 +138,8 @@ class Interception(ABC):
         seen: what became of the calls.
     """
 
-    def __init__(self, read_masks: bool = False) -> None:
-        self.seen, self._reader = CallCounts(), MaskReader(read_masks)
+    def __init__(self, read_masks: bool = False, dropout: bool = False) -> None:
+        self.seen, self._reader = CallCounts(), MaskReader(read_masks, drops=dropout)
 
     @abstractmethod
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
@@ -152,8 +156,8 @@ class Interception(ABC):
 class Exchange(Interception):
     """Answers every call by one implementation."""
 
-    def __init__(self, variant: Variant, read_masks: bool = False) -> None:
-        super().__init__(read_masks)
+    def __init__(self, variant: Variant, read_masks: bool = False, dropout: bool = False) -> None:
+        super().__init__(read_masks, dropout)
         self._variant = trainable(variant)
         self._reader.learns = isinstance(variant, Backward) and variant.learns
 
@@ -272,7 +276,7 @@ def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
     """The answer to a call of torch's function."""
     with _answering(()):
         if not stack:
-            return _PATCH.beneath(*args, **kwargs)
+            return _softcapped(Arguments(*args, **kwargs)) if "softcap" in kwargs else _PATCH.beneath(*args, **kwargs)
         top = stack[-1]
         top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
@@ -280,6 +284,31 @@ def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
         except NumdevError:
             top.seen.calls -= 1
             raise
+
+
+def softcapped_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    softcap: float | None,
+) -> Tensor:
+    """torch's `scaled_dot_product_attention` of scores `S = softcap tanh(scale Q K^T / softcap)`, which torch's function has not.
+
+    `attend`, `shadow` and `capture` see it as they see torch's. Without them torch's operations compute it, with all scores in
+    memory (`VanillaBackward`); the host waits for a mask tensor on a GPU.
+    """
+    return _uncompiled((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), {"softcap": softcap}, _stack())
+
+
+def _softcapped(arguments: Arguments) -> Tensor:
+    call = Call.of(arguments, MaskReader(waits=True, drops=True))
+    return call.shaped(VanillaBackward(format_of(call.q.dtype)).attend(call.q, call.k, call.v, call.mask, call.scale))
 
 
 def _uncompiled(args: Any, kwargs: Any, stack: Stack) -> Tensor:

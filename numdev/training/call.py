@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from numdev.attention.mask import Bias, Mask
+from numdev.attention.mask import Bias, Dropout, Mask
 from numdev.errors import BadInput, Unsupported
 
 _MASK = "attn_mask"
@@ -21,7 +21,10 @@ _MASK = "attn_mask"
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of `torch.nn.functional.scaled_dot_product_attention`, under torch's own names and with its defaults."""
+    """The arguments of `torch.nn.functional.scaled_dot_product_attention`, under torch's own names and with its defaults.
+
+    A softcap is one of `softcapped_attention` alone.
+    """
 
     query: Tensor
     key: Tensor
@@ -31,6 +34,7 @@ class Arguments:
     is_causal: bool = False
     scale: float | None = None
     enable_gqa: bool = False
+    softcap: float | None = None
 
     def cast(self) -> Arguments:
         """Within autocast with q, k and v in its dtype: torch's function is on autocast's list. FP64 is left alone, as there."""
@@ -52,9 +56,6 @@ class Arguments:
             if (dims := self.query.ndim) != tensor.ndim:
                 hint = f"give it the {dims} dimensions of query; no implementation here repeats one over the other's batch"
                 raise BadInput(name, tuple(tensor.shape), hint)
-        if self.dropout_p > 0:
-            hint = "no implementation here drops probabilities; set the model's dropout to 0, or call model.eval()"
-            raise Unsupported("dropout_p", f"{self.dropout_p:g}: {hint}")
         if self.is_causal and self.attn_mask is not None:
             raise BadInput("is_causal", True, "give it or attn_mask, not both")
 
@@ -94,6 +95,11 @@ class Call:
             mask = Mask(causal=True)
         elif arguments.attn_mask is not None:
             mask = reader.read(arguments.attn_mask, (*leading, queries, keys))
+        if arguments.dropout_p > 0:
+            kept = reader.kept(arguments.query, keys, arguments.dropout_p)
+            mask = replace(mask, dropout=Dropout(_four(kept)[..., : k.shape[-2]], arguments.dropout_p))
+        if arguments.softcap is not None:
+            mask = replace(mask, softcap=arguments.softcap)
         return Call(q, k, v, mask, arguments.scale, tuple(leading))
 
     def shaped(self, out: Tensor) -> Tensor:
@@ -117,6 +123,7 @@ class MaskReader:
 
     waits: bool = False
     learns: bool = False  # whether who computes has a gradient by a mask tensor
+    drops: bool = False  # whether dropout is drawn
     _last: tuple[Tensor, tuple[object, ...], Mask] | None = field(default=None, repr=False)
 
     def read(self, tensor: Tensor, shape: tuple[int, ...]) -> Mask:
@@ -152,6 +159,13 @@ class MaskReader:
         mask = _read(tensor, shape)
         self._last = (tensor, known, mask)  # holds the tensor: its memory is no other's while it is known
         return mask
+
+    def kept(self, query: Tensor, keys: int, p: float) -> Tensor:
+        """What dropout keeps of `[..., queries, keys]`, drawn from torch's generator as torch's matrix products draw it."""
+        if not self.drops:
+            hint = "give dropout=True to attend or shadow, set the model's dropout to 0, or call model.eval()"
+            raise Unsupported("dropout_p", f"{p:g}: {hint}")
+        return query.new_empty(*query.shape[:-1], keys).bernoulli_(1 - p).bool()
 
 
 def _checked(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -38,8 +38,8 @@ class Recorder(Interception):
 
     _hint = ""  # of the warning
 
-    def __init__(self, model: nn.Module | None, read_masks: bool) -> None:
-        super().__init__(read_masks)
+    def __init__(self, model: nn.Module | None, read_masks: bool, dropout: bool = False) -> None:
+        super().__init__(read_masks, dropout)
         self._names = {module: name for name, module in model.named_modules()} if model is not None else {}
         self._entered: list[ExitStack] = []
         self._step = self._calls = 0
@@ -92,6 +92,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         reference: what the model runs on, forward and backward, as `attend` does.
         model: names the `layer` of each call; without it that column is empty.
         read_masks: see `attend`.
+        dropout: see `attend`; all are computed with one mask.
 
     Attributes:
         rows: one for each step, call, output, head, subject and reference, with every metric of `Deviation`.
@@ -103,13 +104,19 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
     """
 
     def __init__(
-        self, variants: Mapping[str, Variant], reference: Variant, *, model: nn.Module | None = None, read_masks: bool = False
+        self,
+        variants: Mapping[str, Variant],
+        reference: Variant,
+        *,
+        model: nn.Module | None = None,
+        read_masks: bool = False,
+        dropout: bool = False,
     ) -> None:
         if not variants:
             raise BadInput("variants", {}, "name at least one, such as {'tiled': TiledBackward(...)}")
         if REFERENCE in variants:
             raise BadInput("variants", REFERENCE, "it is the name of the reference itself; give another")
-        super().__init__(model, read_masks)
+        super().__init__(model, read_masks, dropout)
         self.rows: list[dict[str, Any]] = []
         self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
 
@@ -269,7 +276,7 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         try:
             call = Call.of(replace(arguments, dropout_p=0.0), self._reader)
             q, k, v, bias = call.q, call.k, call.v, call.mask.bias
-            mask = {name: value for name, value in vars(call.mask).items() if name != "bias"}
+            mask = {name: value for name, value in vars(call.mask).items() if name not in ("bias", "dropout")}
             if bias is not None:
                 self._tensors[f"{layer}.mask"] = bias.values
         except NumdevError as error:  # the reason why no `Mask` states it

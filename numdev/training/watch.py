@@ -10,6 +10,7 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -136,13 +137,17 @@ class ExactCall:
         rows, keys = q.shape[-2], k.shape[-2]
         seen = mask.seen(rows, keys, (0, rows), (0, keys), q.device, self._kv_heads)
         self._hidden = None if seen is None else ~seen
-        s = (self._grouped(q) @ self._k.mT).mul_(factor)
+        s, self._cap, self._slope = (self._grouped(q) @ self._k.mT).mul_(factor), mask.softcap, None
+        if self._cap is not None:
+            self._slope = s.div_(self._cap).cosh().pow_(-2)
+            s.tanh_().mul_(self._cap)
         self._bias = mask.added((0, rows), (0, keys), s)
         if self._bias is not None:
             s.add_(self._bias)
         p = self.without(s, float("-inf")).softmax(-1)
         self.p = p if self._hidden is None else p.masked_fill_(self._hidden, 0.0)  # NaN in rows that see nothing
-        self.out = self.p @ self._v
+        self._times_z = partial(mask.times_z, rows=(0, rows))  # of dropout
+        self.out = self._times_z(self.p) @ self._v
         self.dq = self.delta = torch.empty(0)
 
     def compare(self, q: Tensor, k: Tensor, out: Tensor, policy: Precision) -> None:
@@ -150,7 +155,8 @@ class ExactCall:
         steps = Steps.of(policy, q.shape[-2])
         steps.at(0, 0, 0)
         q, k = self._grouped(q.detach().to(policy.carrier)), k.detach().to(policy.carrier)[:, :, None]
-        s = steps.scores(q, k.mT, self._factor, None if self._bias is None else self._bias.to(policy.carrier))
+        s = steps.scores(q, k.mT, self._factor, self._cap)
+        s = steps.raised(s, self._cap, None if self._bias is None else self._bias.to(policy.carrier))
         self._observer.forward(self, s, self._grouped(out.detach().double()).sub(self.out))
 
     @torch.no_grad()
@@ -158,7 +164,8 @@ class ExactCall:
         """The gradient of O, of which the others follow."""
         do = self._grouped(do.double())
         self.delta = (do * self.out).sum(-1, keepdim=True)
-        ds = (do @ self._v.mT).sub_(self.delta).mul_(self.p)
+        ds = self._times_z(do @ self._v.mT).sub_(self.delta).mul_(self.p)
+        ds = ds if self._slope is None else ds.mul_(self._slope)
         self.dq = (self.without(ds, 0.0) @ self._k).mul_(self._factor)
         self.p = self.out = torch.empty(0)  # what is held until backward is held no longer
 

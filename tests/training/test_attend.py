@@ -267,12 +267,6 @@ def test_autocast_casts_the_inputs_of_attention(x: Tensor) -> None:
 
 def test_requests_that_no_implementation_meets_are_refused(x: Tensor) -> None:
     q = torch.randn(1, 2, 5, 4)
-    requests: list[tuple[dict[str, Any], str]] = [
-        ({"dropout_p": 0.1}, "dropout_p: 0.1: no implementation here drops"),
-    ]
-    for named, words in requests:
-        with pytest.raises(Unsupported, match=f"^{words}"), nd.attend(EXACT):
-            functional.scaled_dot_product_attention(q, q, q, **named)
     with pytest.raises(Unsupported, match="^is_causal: torch aligns it top left"), nd.attend(EXACT):
         functional.scaled_dot_product_attention(q, q[..., :3, :], q[..., :3, :], is_causal=True)
     with pytest.raises(Unsupported, match="^dropout_p"), nd.attend(EXACT):

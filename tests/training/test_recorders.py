@@ -168,7 +168,7 @@ class TestCapture:
         assert found["model.k"].any()
         assert torch.equal(found["model.do"], do.bfloat16())
         with safe_open(captured.paths[0], "pt") as file:
-            mask = '{"causal": true, "window": null, "key_lengths": null}'
+            mask = '{"causal": true, "window": null, "key_lengths": null, "softcap": null}'
             assert file.metadata() == {"step": "0", "model": f'{{"call": 0, "scale": 0.5, "mask": {mask}}}'}
 
     @pytest.mark.parametrize("mask", [*MASKS, *(Mask(bias=bias) for bias in BIASES)], ids=str)

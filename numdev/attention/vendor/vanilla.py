@@ -50,6 +50,8 @@ class Vanilla(InDtype):
         k, v = k.reshape(-1, keys, dim), v.reshape(-1, keys, dim)
         empty = torch.empty((), dtype=q.dtype, device=q.device)  # beta = 0: it is not read
         scores = torch.baddbmm(empty, rows, k.mT, beta=0, alpha=softmax_scale(q, scale))
+        if mask.softcap is not None:
+            scores = (scores / mask.softcap).tanh() * mask.softcap
         seen = dense(mask, queries, keys, q.device)
         if (added := mask.added((0, queries), (0, keys), group_heads(q, kv_heads))) is not None:
             scores.view(batch, kv_heads, -1, queries, keys).add_(added)
@@ -60,6 +62,7 @@ class Vanilla(InDtype):
         if seen is not None and hides_rows(mask, batch, queries, keys):
             # Softmax of nothing is NaN; its gradient needs it as it is.
             p = p.view(batch, heads, queries, keys).masked_fill(~seen.any(-1, keepdim=True), 0.0).view_as(p)
+        p = mask.times_z(p.view(batch, kv_heads, -1, queries, keys), (0, queries)).view_as(p)
         return Output(torch.bmm(p, v).view(batch, heads, queries, dim), None)
 
 

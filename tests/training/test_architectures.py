@@ -48,6 +48,33 @@ def of_transformers(config: str, inputs: dict[str, Tensor], **settings: Any) -> 
     return transformers.AutoModel.from_config(kind(**settings), attn_implementation="sdpa"), inputs
 
 
+def softcapped(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """Attention as transformers calls it; docs/how-to/exchange-attention.md has it too."""
+    causal = attention_mask is None and query.shape[-2] > 1
+    out = nd.softcapped_attention(query, key, value, attention_mask, dropout, causal, scaling, enable_gqa=True, softcap=softcap)
+    return out.transpose(1, 2), None
+
+
+def of_gemma2() -> tuple[nn.Module, dict[str, Tensor]]:
+    """With weights large enough for its scores to reach the cap."""
+    transformers = pytest.importorskip("transformers", minversion="4.56")
+    transformers.AttentionInterface.register("softcapped", softcapped)
+    transformers.AttentionMaskInterface.register("softcapped", transformers.masking_utils.sdpa_mask)
+    heads = {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 3, "query_pre_attn_scalar": 8}
+    config = transformers.Gemma2Config(**SMALL | heads, attn_logit_softcapping=0.5, initializer_range=0.5)
+    return transformers.AutoModel.from_config(config, attn_implementation="softcapped"), TEXT
+
+
 def of_torch() -> tuple[nn.Module, dict[str, Tensor]]:
     layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), {"src": normal(2, 6, 16)}
@@ -76,6 +103,7 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
     "Mistral": lambda: of_transformers("MistralConfig", TEXT, **GROUPED, sliding_window=3),
     "Qwen3": lambda: of_transformers("Qwen3Config", TEXT | BEFORE, **GROUPED, head_dim=4),
     "Gemma": lambda: of_transformers("GemmaConfig", TEXT, **SMALL, num_key_value_heads=1, head_dim=8),
+    "Gemma 2": of_gemma2,
     "Phi": lambda: of_transformers("PhiConfig", TEXT, **SMALL, resid_pdrop=0.0, embd_pdrop=0.0),
     "Cohere": lambda: of_transformers("CohereConfig", TEXT, **GROUPED),
     "Falcon with ALiBi": lambda: of_transformers(
@@ -132,6 +160,7 @@ def described(masks: list[Mask]) -> str:
     words = []
     for mask in masks:
         parts = {"causal": mask.causal, "window": mask.window, "padding": mask.key_lengths, "tensor": mask.bias}
+        parts |= {"softcap": mask.softcap}
         words += [name for name, value in parts.items() if value] or ["none"]
     return ", ".join(dict.fromkeys(words))
 
@@ -188,6 +217,22 @@ def test_a_row_of_the_table_is_what_happens(name: str, tmp_path: Path) -> None:
     assert own.keys() == slopes.keys()
     assert all(torch.allclose(own[name], slope, rtol=0, atol=1e-10) for name, slope in slopes.items())
     assert cells == ["yes"] * 4
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_gemma_2_computes_what_it_does_with_its_own_attention() -> None:
+    """transformers computes its softmax in FP32: P and what follows is off by some 2^-24, and without the cap by far more."""
+    torch.manual_seed(0)
+    model, inputs = of_gemma2()
+    model = model.double().eval()
+    with nd.attend(nd.ExactBackward()) as seen:
+        out = model(**inputs)[0]
+    seen.require()
+    model.set_attn_implementation("eager")
+    assert torch.allclose(out, model(**inputs)[0], rtol=0, atol=1e-5)
+    for layer in model.layers:
+        layer.self_attn.attn_logit_softcapping = None
+    assert not torch.allclose(out, model(**inputs)[0], rtol=0, atol=1e-3)
 
 
 def assert_measured_again(path: Path, spy: Spy) -> None:

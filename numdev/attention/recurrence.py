@@ -46,7 +46,8 @@ class Counters:
         self._events = torch.zeros(6, dtype=torch.float64, device=rows.device)
         self._ties = torch.zeros(rows.shape[:-1], dtype=rows.dtype, device=rows.device)
         self._largest = rows.new_full(rows.shape, float("-inf"))
-        self._maximum_lags = maximum_lags(softmax)
+        # Whether the maximum that exponentials are taken from can be another number than the largest score.
+        self._maximum_lags = softmax.rescale_threshold > 0 or softmax.tie_shift is not None
         self._limit = precision.probabilities.largest
         self._can_saturate = can_saturate(precision, softmax, keep_scale)
         self._lost = torch.zeros((), dtype=torch.int64, device=rows.device)
@@ -139,11 +140,6 @@ def can_saturate(precision: Precision, softmax: OnlineSoftmax, keep_scale: float
     coefficients = softmax.exp.coefficients
     largest = math.fsum(map(abs, coefficients)) * (1 + 4 * precision.exponential.to.u) if coefficients else 1.0
     return softmax.rescale_threshold > 0 or keep_scale * softmax.p_scale * max(1.0, largest) > precision.probabilities.largest
-
-
-def maximum_lags(softmax: OnlineSoftmax) -> bool:
-    """Whether the maximum that exponentials are taken from can be another number than the largest score."""
-    return softmax.rescale_threshold > 0 or softmax.tie_shift is not None
 
 
 @dataclass(frozen=True)

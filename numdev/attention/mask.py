@@ -77,7 +77,7 @@ class Dropout:
     def describe(self) -> str:
         """Its canonical form in a configuration: p, and the SHA-256 of what is kept."""
         held = f"{tuple(self.kept.shape)}".encode() + self.kept.cpu().numpy().tobytes()
-        return f"{self.p:g} {hashlib.sha256(held).hexdigest()}"
+        return f"{self.p} {hashlib.sha256(held).hexdigest()}"
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def test_results_are_those_of_autograd(name: str, mask: nd.Mask) -> None:
     """FP64 throughout, scores below 20, sums of at most 36: a thousand u of 1e-16 stay below 1e-12."""
     q, do, k, v = (normal(BATCH, h, n, DIM) for h, n in [(HEADS, QUERIES)] * 2 + [(KV_HEADS, KEYS)] * 2)
     leaves, variant = [x.clone().requires_grad_() for x in (q, k, v)], IMPLEMENTATIONS[name]
-    out = oracle(*leaves, mask)
+    out = oracle(leaves[0], leaves[1], leaves[2], mask)
     expected = out.detach(), *torch.autograd.grad(out, leaves, do)
     made: Gradients = variant(q, k, v, do, mask)
     for mine, other in zip((variant.primal(q, k, v, mask).out, made.dq, made.dk, made.dv), expected, strict=True):
@@ -258,16 +258,16 @@ def test_softcapped_attention_is_the_formula_without_a_context_and_is_kept(dtype
     """In BF16 each of six operations rounds by 2^-9 of scores and values below 4, whose exponentials they enter."""
     q, k, v = normal(2, 4, 6, DIM), normal(2, 2, 6, DIM), normal(2, 2, 6, DIM)
     seen = torch.ones(6, 6).tril().bool()
-    inputs = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+    q, k, v = (x.to(dtype).requires_grad_() for x in (q, k, v))
     mask = nd.Mask(causal=True, softcap=1.5)
-    expected = oracle(*(x.detach().double() for x in inputs), mask)
+    expected = oracle(q.detach().double(), k.detach().double(), v.detach().double(), mask)
     with nd.capture(torch.nn.Identity(), tmp_path) as captured:
-        out = nd.softcapped_attention(*inputs, seen, enable_gqa=True, softcap=1.5)
+        out = nd.softcapped_attention(q, k, v, seen, enable_gqa=True, softcap=1.5)
     assert out.dtype == dtype
     assert torch.allclose(out.double(), expected, rtol=0, atol=1e-12 if dtype == torch.float64 else 0.1)
     out.sum().backward()
-    assert all(x.grad is not None for x in inputs)
+    assert all(x.grad is not None for x in (q, k, v))
     problem = nd.Problem(nd.Captured(str(captured.paths[0])), nd.Shape(2, 4, 2, 6, 6, DIM))
     assert problem.mask == mask
     with pytest.raises(Unsupported, match=r"^problem\.softcap"), nd.attend(nd.Triton(FP32)), torch.no_grad():
-        nd.softcapped_attention(*(x.float() for x in inputs), is_causal=True, enable_gqa=True, softcap=1.5)
+        nd.softcapped_attention(q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True, softcap=1.5)

@@ -159,8 +159,8 @@ def described(masks: list[Mask]) -> str:
     """In a word each, the masks of the calls of a model."""
     words = []
     for mask in masks:
-        parts = {"causal": mask.causal, "window": mask.window, "padding": mask.key_lengths, "tensor": mask.bias}
-        parts |= {"softcap": mask.softcap}
+        parts = {"causal": mask.causal, "window": mask.window, "padding": mask.key_lengths, "tensor": mask.bias is not None}
+        parts["softcap"] = mask.softcap is not None
         words += [name for name, value in parts.items() if value] or ["none"]
     return ", ".join(dict.fromkeys(words))
 
@@ -223,8 +223,8 @@ def test_a_row_of_the_table_is_what_happens(name: str, tmp_path: Path) -> None:
 def test_gemma_2_computes_what_it_does_with_its_own_attention() -> None:
     """transformers computes its softmax in FP32: P and what follows is off by some 2^-24, and without the cap by far more."""
     torch.manual_seed(0)
-    model, inputs = of_gemma2()
-    model = model.double().eval()
+    built, inputs = of_gemma2()
+    model: Any = built.double().eval()
     with nd.attend(nd.ExactBackward()) as seen:
         out = model(**inputs)[0]
     seen.require()

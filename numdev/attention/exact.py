@@ -39,9 +39,9 @@ _BACKWARD_WORKSPACE = {"cpu": 1 << 21, "cuda": 1 << 27}
 class Exact(Attention):
     """`softmax(scale Q K^T) V` in FP64, streamed over rows: no matrix of N x N is ever formed.
 
-    Its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, where `A = scale max_ij sum_t |q_it| |k_jt|` bounds the
-    scores (the products' bounds, Higham 2002, section 3.1, and softmax's, Blanchard, Higham & Higham 2021; derived in
-    tests/cases.py). The tests compare it with 200-bit arithmetic.
+    Without a softcap and dropout its own error is at most `2 ((d + 4) A + N + 2) 2^-53 max |v|`, where `A = scale max_ij sum_t
+    |q_it| |k_jt|` bounds the scores (the products' bounds, Higham 2002, section 3.1, and softmax's, Blanchard, Higham & Higham
+    2021; derived in tests/cases.py). The tests compare it with 200-bit arithmetic.
     """
 
     accepted_settings: ClassVar[AcceptedSettings] = AcceptedSettings()
@@ -93,7 +93,8 @@ class ExactBackward(Backward):
 
     Where P of one key is nearly 1, `dP - delta` cancels. So dP is taken from its value at the key `b` of each row's largest
     score: `e_ij = dP_ij - dP_ib`, `mean_i = sum_j P_ij e_ij`, `dS = P * (e - mean)`, `delta_i = dP_ib + mean_i`. Since `e_ib` is
-    exactly 0, `mean` is a sum of the small P alone, and no step subtracts numbers that agree. To first order, element by element,
+    exactly 0, `mean` is a sum of the small P alone, and no step subtracts numbers that agree. Under a softcap dS is divided by
+    the squared cosh, since `1 - tanh^2` would cancel too. To first order, element by element, without a softcap and dropout,
 
         |error of dS_ij| <= 4 u C W_i P_ij (1 - P_ij),    W_i = sum_t |dO_it| max |V|,    C = 2 pi + N + 2 d + 5
 

@@ -10,7 +10,7 @@ import yaml
 
 from numdev.attention.groups import GROUPS
 from numdev.cli import launch, schema
-from numdev.cli.compose import config_folder
+from numdev.cli.compose import Composer, config_folder
 from numdev.cli.main import COMMANDS
 from numdev.measurement.metrics import METRICS
 from numdev.measurement.runner import Runner
@@ -39,13 +39,13 @@ class TestHelp:
         assert ran.code == 0
         whole = ran.out[: ran.out.index("Groups and their options:")]
         assert max(map(len, whole.splitlines())) <= 80
-        ours = " ".join(whole.split())
+        ours, own = " ".join(whole.split()), Composer((config_folder(),))
         for group in (*GROUPS, "attention", "baseline"):
             assert f"== {group}: " in ours
-            for path in (config_folder() / group).glob("*.yaml"):
-                if re.search(r"numdev\.(training|operations)", path.read_text()):  # whose help is its own
+            for option in own.options(group):
+                if re.search(r"numdev\.(training|operations)", str(own.load(f"{group}/{option}"))):  # whose help is its own
                     continue
-                assert path.stem.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={path.stem}"
+                assert option.replace("kernel_", "").replace("eager_", "") in ours, f"{group}={option}"
         of_training = " ".join(numdev("train", "--help").out.split())
         for name, one in schema.settings().items():
             text = of_training if name.startswith("rung.") else ours

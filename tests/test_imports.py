@@ -132,11 +132,11 @@ KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] n
 ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hydra": (("cli",), ("cli",)),
     "omegaconf": (("cli",), ("cli",)),
-    "ipywidgets": (("explorer",), ("explorer.widgets", "explorer.controls")),
+    "ipywidgets": (("explorer",), ("explorer.widgets",)),
     "pyarrow": (("report", "results.store"), ("report",)),
     **dict.fromkeys(("pandas", "matplotlib", "typst"), (("report",), ("report",))),
     "triton": ((*(kernels := tuple(name.removeprefix("numdev.") for name in KERNELS)), "operations"), kernels),
-    **dict.fromkeys(("numdev.explorer.widgets", "numdev.explorer.controls"), (("explorer",), ("explorer.widgets",))),
+    "numdev.explorer.widgets": (("explorer",), ("explorer.widgets",)),
     "numdev.cli": (("cli",), ("cli",)),
     "numdev.training": (("training", "cli"), ("training", "cli")),
 }

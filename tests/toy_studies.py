@@ -12,6 +12,7 @@ from numdev.attention.exact import Exact
 from numdev.cli.compose import composer, config_folder
 from numdev.cli.expand import Expander
 from numdev.measurement.studies import run
+from numdev.results.record import Status
 from numdev.results.store import Store
 from numdev.results.study import Study
 
@@ -120,5 +121,5 @@ def measure_all(path: Path) -> Store:
     store, bench = Store(path), Bench(Exact(), "cpu")
     for study in studies():
         outcome = run(study, bench, store)
-        assert not outcome.has_errors, outcome.failures
+        assert Status.ERROR not in outcome.statuses, outcome.failures
     return store

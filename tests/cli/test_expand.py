@@ -16,7 +16,7 @@ from numdev.attention.softmax import Normalise
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.vendor.sdpa import Sdpa
 from numdev.cli import build
-from numdev.cli.compose import composer, config_folder, study_fields
+from numdev.cli.compose import composer, study_fields
 from numdev.cli.expand import Expander, claims_of, plot_of
 from numdev.errors import BadInput
 from numdev.measurement.deviation import Deviations
@@ -26,6 +26,7 @@ from numdev.results.claim import BASELINE, ClaimKind, ClaimStatement
 from numdev.results.record import Reference, plain
 from numdev.results.store import EntryRole, Role, Scenario
 from numdev.results.study import Study, StudyPoint
+from numdev.sources import config_folder
 from numdev.training.mismatch import Mismatches
 from numdev.training.mismatch import Problem as Predicted
 from numdev.training.rung import Rung

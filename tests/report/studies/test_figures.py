@@ -15,12 +15,12 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from scipy import stats
 
-from numdev.cli.compose import config_folder
 from numdev.report.figures.theme import to_png
 from numdev.report.reading.frames import Results, load
 from numdev.report.studies import registry
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, plots_of
 from numdev.results.store import Store
+from numdev.sources import config_folder
 from tests.report.printed import assert_apart, assert_inside, assert_legible, written
 from tests.toy_studies import title_of
 

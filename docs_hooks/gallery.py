@@ -97,7 +97,8 @@ def _titles() -> list[str]:
 
 
 def _commands(study: str, device: str) -> Iterator[str]:
-    from numdev.cli.compose import composer, config_folder
+    from numdev.cli.compose import composer
+    from numdev.sources import config_folder
 
     trains, times = composer((config_folder(),)).operation_of(study) == "training", study.startswith("speed_")
     yield f"numdev {'train' if trains else 'speed' if times else 'measure'} study={study} device={device}"

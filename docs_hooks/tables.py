@@ -40,7 +40,8 @@ def cell(text: str) -> str:
 @lru_cache(maxsize=1)
 def studies() -> dict[str, dict[str, Any]]:
     """The fields of every study, by name."""
-    from numdev.cli.compose import composer, config_folder
+    from numdev.cli.compose import composer
+    from numdev.sources import config_folder
 
     own = composer((config_folder(),))
     return {name: own.study(name) for name in own.options("study")}
@@ -115,7 +116,8 @@ def _stated(value: object) -> str:
 def honoured() -> Iterator[str]:
     """The settings that each variant and each baseline reads, a group's name with a star for all of its settings."""
     from numdev.cli.build import accepted_by
-    from numdev.cli.compose import Composer, composer, config_folder
+    from numdev.cli.compose import Composer, composer
+    from numdev.sources import config_folder
 
     def told(known: Composer, honoured: frozenset[str], family: str = "") -> str:
         groups = dict.fromkeys((*GROUPS, "forward_precision", "recompute"))
@@ -166,7 +168,8 @@ def commands() -> Iterator[str]:
 
 def options() -> Iterator[str]:
     """Every option of every group: its meaning, and the values that it sets."""
-    from numdev.cli.compose import composer, config_folder, meanings
+    from numdev.cli.compose import composer, meanings
+    from numdev.sources import config_folder
 
     own = composer((config_folder(),))
     for group in GROUPS:

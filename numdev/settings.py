@@ -109,6 +109,15 @@ def node_of(kind: type) -> dict[str, Any]:
     return {name: f"${{{said.follows}}}" if said.follows else None for name, said in held_ones.items()}
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a nested configuration with its dotted name: of `{"a": {"b": 1}}` it is `a.b`; a mapping is no value."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
 def memoised(function: Function) -> Function:
     """`lru_cache` for functions of classes: mypy takes the hash of an object for that of its class."""
     return lru_cache(maxsize=256)(function)  # type: ignore[return-value]

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
-from numdev.errors import BadInput
+from numdev.errors import BadInput, NumdevError
 
 PACKAGE = Path(__file__).resolve().parent
 KEEPS_OR_SHOWS = (
@@ -45,6 +45,14 @@ KEEPS_OR_SHOWS = (
     "training/recorders.py",
 )
 """Modules that no measurement runs. Each states what is measured, keeps it or shows it. No other module imports these."""
+
+
+def config_folder() -> Path:
+    """The folder of the configs that ship with numdev: in an installed package, or beside it in a checkout."""
+    for folder in (PACKAGE / "configs", PACKAGE.parent / "configs"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise NumdevError(f"configs: there is no folder of that name in {PACKAGE} or beside it; install numdev again")
 
 
 def package_version() -> str:

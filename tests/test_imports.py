@@ -113,6 +113,15 @@ def test_arrows_point_down(folder: str) -> None:
     assert not beyond(importers, folder, *ARROWS[folder], *FOR_ALL, within="numdev")
 
 
+OF_REPORT = ("reading", "statistics", "claims", "figures", "studies", "document", "comparison")  # each may import those before it
+
+
+@pytest.mark.parametrize("folder", OF_REPORT)
+def test_inside_the_report_too_arrows_point_one_way(folder: str) -> None:
+    after = OF_REPORT[OF_REPORT.index(folder) + 1 :]
+    assert not forbidden(of(f"report.{folder}"), *(f"numdev.report.{each}" for each in after))
+
+
 def test_every_folder_has_arrows_and_what_all_may_import_knows_none() -> None:
     assert {path.parent.name for path in PACKAGE.glob("*/*.py")} == set(ARROWS)
     assert not forbidden(of(*FOR_ALL), *inside(*ARROWS))
@@ -132,11 +141,11 @@ KERNELS = [name for name in of("attention.kernels") if name.rpartition(".")[2] n
 ONLY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "hydra": (("cli",), ("cli",)),
     "omegaconf": (("cli",), ("cli",)),
-    "ipywidgets": (("explorer",), ("explorer.widgets", "explorer.controls")),
+    "ipywidgets": (("explorer",), ("explorer.widgets",)),
     "pyarrow": (("report", "results.store"), ("report",)),
     **dict.fromkeys(("pandas", "matplotlib", "typst"), (("report",), ("report",))),
     "triton": ((*(kernels := tuple(name.removeprefix("numdev.") for name in KERNELS)), "operations"), kernels),
-    **dict.fromkeys(("numdev.explorer.widgets", "numdev.explorer.controls"), (("explorer",), ("explorer.widgets",))),
+    "numdev.explorer.widgets": (("explorer",), ("explorer.widgets",)),
     "numdev.cli": (("cli",), ("cli",)),
     "numdev.training": (("training", "cli"), ("training", "cli")),
 }

@@ -9,11 +9,13 @@ from typing import Any
 
 from numdev.api import Bench
 from numdev.attention.exact import Exact
-from numdev.cli.compose import composer, config_folder
+from numdev.cli.compose import composer
 from numdev.cli.expand import Expander
 from numdev.measurement.studies import run
+from numdev.results.record import Status
 from numdev.results.store import Store
 from numdev.results.study import Study
+from numdev.sources import config_folder
 
 EXPANDER = Expander(composer((config_folder(),)))
 SCENARIOS = ("normal_end", "uniform_end", "kernel_uniform")
@@ -120,5 +122,5 @@ def measure_all(path: Path) -> Store:
     store, bench = Store(path), Bench(Exact(), "cpu")
     for study in studies():
         outcome = run(study, bench, store)
-        assert not outcome.has_errors, outcome.failures
+        assert Status.ERROR not in outcome.statuses, outcome.failures
     return store

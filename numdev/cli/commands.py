@@ -22,7 +22,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from numdev.cli import build, expand, schema, show
-from numdev.cli.compose import OPERATION, Request, at, config_folder, overrides_of, plain, study_fields
+from numdev.cli.compose import OPERATION, Request, at, overrides_of, plain, study_fields
 from numdev.cli.exit_codes import FAILED, UNSUPPORTED, Ended, code_of_point, code_of_results, code_of_study, worst
 from numdev.cli.expand import Expander
 from numdev.cli.launch import Job, parsed
@@ -35,6 +35,7 @@ from numdev.results.record import DONE, Record, Reference, Status, Where, write_
 from numdev.results.store import Scenario, Store, refuse_unwritable
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import choice
+from numdev.sources import config_folder
 
 LOG = logging.getLogger("numdev")
 FORMATS = ("parquet", "csv", "pdf", "html")

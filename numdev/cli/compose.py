@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -31,14 +31,14 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-import numdev
 from numdev.attention.groups import preset
 from numdev.attention.groups import presets as presets_of_objects
 from numdev.attention.precision import FORMATS
 from numdev.cli import schema
 from numdev.cli.schema import nested, written
-from numdev.errors import BadInput, NotHonoured, NumdevError, one_of
-from numdev.settings import converted, declared
+from numdev.errors import BadInput, NotHonoured, one_of
+from numdev.settings import converted, declared, flat
+from numdev.sources import config_folder
 
 OPERATION, STUDY = "operation", "study"  # the groups whose options are no part of a point
 _OF_THE_USER = ("command-line", "hydra.searchpath in command-line")  # the names that Hydra gives to the user's config folders
@@ -46,15 +46,6 @@ _REFERENCE = re.compile(r"\$\{(\.*)([\w.]+)\}")
 
 Flat = dict[str, Any]  # dotted name to value
 Statements = Mapping[str, Any]  # a group and its option, or a dotted setting and its value
-
-
-def config_folder() -> Path:
-    """The folder of the configs that ship with numdev: in an installed package, or beside it in a checkout."""
-    package = Path(numdev.__file__).resolve().parent
-    for folder in (package / "configs", package.parent / "configs"):
-        if (folder / "config.yaml").is_file():
-            return folder
-    raise NumdevError(f"configs: there is no folder of that name in {package} or beside it; install numdev again")
 
 
 def make_importable(sources: Iterable[Any]) -> None:
@@ -210,15 +201,6 @@ def plain(config: Any, *, resolve: bool = False, throw_on_missing: bool = False)
 def overrides_of(hydra: Any) -> list[Override]:
     """The overrides of a job; `hydra` is Hydra's own part of the configuration."""
     return OverridesParser.create().parse_overrides([str(text) for text in plain(hydra.overrides)["task"]])
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting with its dotted name; a mapping is never a value."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def at(config: Mapping[str, Any], path: str) -> Any:

@@ -40,7 +40,6 @@ from numdev.cli.compose import (
     Statements,
     at,
     composer,
-    flat,
     groups_of_points,
     overrides_of,
     plain,
@@ -51,7 +50,7 @@ from numdev.results.claim import COLUMNS, ClaimKind, ClaimStatement, Pilot
 from numdev.results.record import Reference
 from numdev.results.store import EntryRole, Scenario
 from numdev.results.study import Study, StudyPoint
-from numdev.settings import choice, make
+from numdev.settings import choice, flat, make
 
 _MANNER = (OPERATION, "timing")  # of what, and how, a point is measured
 _SECTION = ("place", "measured", "source", "figures")  # fields of a study's file that the report alone reads

@@ -29,7 +29,6 @@ from omegaconf import DictConfig, open_dict
 
 from numdev.cli.compose import (
     composer,
-    config_folder,
     make_importable,
     overrides_of,
     plain,
@@ -37,6 +36,7 @@ from numdev.cli.compose import (
 )
 from numdev.cli.exit_codes import Ended, code_of, sentence_of, worst
 from numdev.errors import BadInput, NumdevError
+from numdev.sources import config_folder
 
 CONFIGS = {"map": "map", "measure": "config", "paper": "paper", "report": "report", "speed": "speed", "train": "train"}
 FLAGS = ("--help -h", "--hydra-help", "--version", "--resolve", "--run -r", "--multirun -m")

@@ -107,7 +107,8 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _list_studies() -> int:
-    from numdev.cli.compose import composer, config_folder
+    from numdev.cli.compose import composer
+    from numdev.sources import config_folder
 
     own = composer((config_folder(),))
     width = max(map(len, own.options("study"))) + 2

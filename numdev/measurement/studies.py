@@ -62,10 +62,6 @@ class Outcome:
     statuses: list[Status] = field(default_factory=list)
     failures: list[tuple[str, Status, str]] = field(default_factory=list)  # the point's text, how it ended, why
 
-    @property
-    def has_errors(self) -> bool:
-        return Status.ERROR in self.statuses
-
 
 def keys_of(study: Study, bench: Runner) -> list[str]:
     """The key of each point of a study, in their order."""

@@ -76,9 +76,9 @@ class Share:
         return min(1.0, 2 * float(stdtr(self.freedom, -distance / self.error)))
 
 
-def largest_share(count: int, confidence: float = 0.95) -> float:
-    """The share of replicates that can differ where `count` of them are equal: `1 - (1 - confidence)^(1/count)`."""
-    return 1 - (1 - confidence) ** (1 / count)
+def largest_share(count: int) -> float:
+    """The share of replicates that can differ where `count` of them are equal, with 95 % confidence: `1 - 0.05^(1/count)`."""
+    return 1 - (1 - 0.95) ** (1 / count)
 
 
 @dataclass(frozen=True)

@@ -244,7 +244,7 @@ class Summary:
     count: int
 
 
-def summary(values: list[float], confidence: float = 0.95) -> Summary:
+def summary(values: list[float]) -> Summary:
     """Summarise replicates. One value alone has an infinitely wide interval; NaN anywhere makes every figure NaN."""
     count = len(values)
     if any(map(math.isnan, values)):
@@ -253,7 +253,7 @@ def summary(values: list[float], confidence: float = 0.95) -> Summary:
     half = math.inf
     if count > 1:
         variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-        half = student_quantile(confidence, count - 1) * math.sqrt(variance / count)
+        half = student_quantile(0.95, count - 1) * math.sqrt(variance / count)
     return Summary(mean, mean - half, mean + half, min(values), max(values), count)
 
 
@@ -269,15 +269,15 @@ WINDOW, FACTOR = 40, 7.0
 _NORMAL = 1.4826  # 1 / 0.6745, the upper quartile of the standard normal distribution
 
 
-def spike_limit(ordinary: Sequence[float], window: int = WINDOW, factor: float = FACTOR) -> float:
-    """The loss above which a step spikes after ordinary ones; infinite before there are as many as the window has.
+def spike_limit(ordinary: Sequence[float]) -> float:
+    """The loss above which a step spikes after ordinary ones; infinite before there are `WINDOW` of these.
 
-    `factor` standard deviations above the median of the window, by the median absolute deviation.
+    `FACTOR` standard deviations above the median of the last `WINDOW`, by the median absolute deviation.
     """
-    if len(ordinary) < window:
+    if len(ordinary) < WINDOW:
         return math.inf
-    middle = median(ordinary[-window:])
-    return middle + factor * _NORMAL * median(abs(value - middle) for value in ordinary[-window:])
+    middle = median(ordinary[-WINDOW:])
+    return middle + FACTOR * _NORMAL * median(abs(value - middle) for value in ordinary[-WINDOW:])
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -22,12 +22,13 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.triton import Kernel, Products, Triton, TritonBackward
 from numdev.cli import build
-from numdev.cli.compose import composer, config_folder
+from numdev.cli.compose import composer
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput
 from numdev.results.store import EntryRole
 from numdev.results.study import Study, StudyPoint
 from numdev.settings import declared
+from numdev.sources import config_folder
 from tests.cli.commands import settings
 
 LIBRARY, COMPOSER = composer((config_folder(),)), composer((config_folder(),), operation="attention_backward")

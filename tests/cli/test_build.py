@@ -24,8 +24,9 @@ from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Order, Tiling
 from numdev.attention.vendor.custom import Custom
 from numdev.cli import build
-from numdev.cli.compose import composer, config_folder
-from numdev.errors import BadInput, NotHonoured
+from numdev.cli.compose import composer
+from numdev.errors import BadInput
+from numdev.sources import config_folder
 from tests.cli import commands
 
 COMPOSER = composer((config_folder(),))
@@ -161,8 +162,3 @@ def test_a_point_carries_seeds_scenario_and_labels_and_changes_no_setting() -> N
     point = build.point(request, "here", {"problem.n": 1024})
     assert (point.seeds, point.scenario, point.labels) == (3, "here", {"problem.n": 1024})
     assert request == before
-
-
-def test_a_parameter_of_another_option_is_refused() -> None:
-    with pytest.raises(NotHonoured, match="only operation=attention_backward"):
-        build.point(COMPOSER.request({"baseline": "emulation", "baseline.forward": "own", "tiling.bc": 16}))

@@ -17,8 +17,6 @@ from numdev.cli.compose import (
     Composer,
     PresetSource,
     Request,
-    config_folder,
-    flat,
     make_importable,
     plain,
     register,
@@ -26,6 +24,8 @@ from numdev.cli.compose import (
 )
 from numdev.cli.schema import nested
 from numdev.errors import BadInput, NotHonoured
+from numdev.settings import flat
+from numdev.sources import config_folder
 
 FOLDERS = (config_folder(),)
 COMPOSER = Composer(FOLDERS)

@@ -17,11 +17,12 @@ from numdev.attention.precision import Precision
 from numdev.attention.softmax import OnlineSoftmax
 from numdev.attention.tiling import Tiling
 from numdev.cli import build
-from numdev.cli.compose import Flat, Request, Statement, composer, config_folder, study_fields
+from numdev.cli.compose import Flat, Request, Statement, composer, study_fields
 from numdev.cli.expand import Expander
 from numdev.errors import BadInput, NotHonoured
 from numdev.results.record import describe
 from numdev.results.study import Study
+from numdev.sources import config_folder
 
 KNOWN = composer((config_folder(),))
 RUN = {"device", "results", "fresh", "shard", "shards", "workers", "study", "objective", "metrics", "dry_run"}

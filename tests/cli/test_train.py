@@ -14,10 +14,11 @@ from numdev.arithmetic.formats import FP32
 from numdev.attention.exact import RoundedBackward
 from numdev.attention.vendor.custom import CustomBackward
 from numdev.cli import build
-from numdev.cli.compose import composer, config_folder
+from numdev.cli.compose import composer
 from numdev.cli.expand import Expander
 from numdev.results.store import Store
 from numdev.results.study import StudyPoint
+from numdev.sources import config_folder
 from numdev.training.rung import Numerics, Restart, Rung
 from numdev.training.tasks import Language, TextToImage
 from tests.cli.commands import Command, jobs, refusal

@@ -16,9 +16,10 @@ from numdev.api import bench
 from numdev.attention.emulation import baseline_for
 from numdev.attention.problem import Kind
 from numdev.cli import build, expand
-from numdev.cli.compose import composer, config_folder, register
+from numdev.cli.compose import composer, register
 from numdev.errors import BadInput
 from numdev.explorer.view import PRESETS, SOURCES, View, measured
+from numdev.sources import config_folder
 
 LIBRARY = composer((config_folder(),))
 

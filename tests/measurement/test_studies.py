@@ -196,7 +196,7 @@ class TestFailures:
         statuses = {"nan": "nonfinite", "unsupported": "unsupported", "memory": "out_of_memory", "error": "error"}
         grid = study(point(2), *map(faulty, statuses), point(4))
         outcome = run(grid, bench, store)
-        assert (outcome.measured, outcome.has_errors) == (6, True)
+        assert (outcome.measured, Status.ERROR in outcome.statuses) == (6, True)
         failures = [(text, status.value) for text, status, _ in outcome.failures]
         assert failures == [(f"default fault={fault}", status) for fault, status in statuses.items()]
         reasons = [reason for _, _, reason in outcome.failures]
@@ -207,7 +207,7 @@ class TestFailures:
             assert "\n" not in reason
         again = run(grid, bench, store)
         assert (again.measured, len(again.failures)) == (2, 4), "memory and error alone are measured again, and all are said"
-        assert not run(study(*map(faulty, list(statuses)[:3])), bench, store).has_errors
+        assert Status.ERROR not in run(study(*map(faulty, list(statuses)[:3])), bench, store).statuses
 
     def test_a_request_that_cannot_be_measured_is_one(self, bench: Bench, store: Store) -> None:
         long = Problem(Captured(), Shape(queries=512, keys=512, head_dim=32))

@@ -13,13 +13,14 @@ import torch
 import yaml
 
 from numdev.cli.build import located
-from numdev.cli.compose import Composer, config_folder
+from numdev.cli.compose import Composer
 from numdev.measurement.invariance import Invariances
 from numdev.measurement.runner import Runner
 from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Status
 from numdev.results.store import Store
 from numdev.settings import declared
+from numdev.sources import config_folder
 from tests.cli.commands import Command
 
 SMALL = {

@@ -127,12 +127,11 @@ def test_a_record_without_its_long_tables_is_refused() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 40])
-@pytest.mark.parametrize("confidence", [0.5, 0.999])
-def test_summaries_equal_scipys_interval(count: int, confidence: float) -> None:
+def test_summaries_equal_scipys_interval(count: int) -> None:
     """Both sum n values of size 1 in FP64, a few n u apart; scipy has two codes for the quantile, good to 1e-12 relatively."""
     values = np.random.default_rng(count).normal(3.0, 1.0, count)
-    low, high = stats.t.interval(confidence, count - 1, loc=values.mean(), scale=stats.sem(values))
-    own = summary(values.tolist(), confidence)
+    low, high = stats.t.interval(0.95, count - 1, loc=values.mean(), scale=stats.sem(values))
+    own = summary(values.tolist())
     loose = (1e-12 + 4 * count * U64) * (high - low)
     assert own.mean == pytest.approx(values.mean(), rel=2 * count * U64)
     assert (own.low, own.high) == pytest.approx((low, high), rel=0, abs=loose + 4 * count * U64 * abs(values).max())

@@ -98,9 +98,9 @@ def beside_baseline(rows: pd.DataFrame, metric: str, reference: str = "golden", 
     return variant.merge(baseline, on=["key", "seed"], suffixes=("", "_other"))
 
 
-def over_baseline(rows: pd.DataFrame, metric: str, reference: str = "golden") -> Interval:
-    """The variant's deviation over the baseline's, paired by point and replicate."""
-    pairs = beside_baseline(rows, metric, reference)
+def over_baseline(rows: pd.DataFrame, metric: str) -> Interval:
+    """The variant's deviation from golden over the baseline's, paired by point and replicate."""
+    pairs = beside_baseline(rows, metric)
     return ratio(pairs[metric], pairs[f"{metric}_other"], pairs["seed"], pairs["cluster"])
 
 
@@ -121,12 +121,12 @@ def left_out(*intervals: Interval) -> str:
     return f" Left out because a deviation is zero: {count}." if count else ""
 
 
-def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence], main: str = "bf16") -> Evidence:
+def by_format(rows: pd.DataFrame, judge: Callable[[pd.DataFrame], Evidence]) -> Evidence:
     """Judges at BF16, or at the narrowest format of the rows, and adds the figures of the other formats to the sentence."""
     names = formats(rows)
     if not names:
         raise Undecidable("nothing was measured")
-    main = main if main in names else names[0]
+    main = "bf16" if "bf16" in names else names[0]
     evidence, others = judge(rows[rows["format"] == main]), []
     for name in (name for name in names if name != main):
         try:

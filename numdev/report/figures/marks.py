@@ -85,9 +85,9 @@ def short(value: float) -> str:
     return f"{value:g}"
 
 
-def scientific(value: float, digits: int = 2) -> str:
-    """A number with significant digits as a figure shows it: 0.026, and 8.3 × 10⁻¹⁶ instead of 8.3e-16."""
-    factor, _, power = significant(value, digits).partition("e")
+def scientific(value: float) -> str:
+    """A number with two significant digits as a figure shows it: 0.026, and 8.3 × 10⁻¹⁶ instead of 8.3e-16."""
+    factor, _, power = significant(value).partition("e")
     return rf"${factor} \times 10^{{{power}}}$" if power else factor
 
 
@@ -184,9 +184,8 @@ def draw_rows(
     at: Mapping[float, str] | None = None,
     band: tuple[float, float] | None = None,
     log: bool = True,
-    room: float = 0.25,
 ) -> None:
-    """Intervals in rows with names, the first on top; lines `at` values with words, 1 solid; the share `room` is for words."""
+    """Intervals in rows with names, the first on top; lines `at` values with words, 1 solid; a quarter of it is for words."""
     known = []
     for dot in dots:
         look: dict[str, Any] = {**BESIDE, "color": dot.shade, "bbox": WHITE}
@@ -202,7 +201,7 @@ def draw_rows(
             axes.annotate(dot.text, (highest(value), dot.row), (5, 0), annotation_clip=False, **look)
     if log:
         axes.set_xscale("log")
-        axes.set_xlim(*around(known, *(at or ()), *(band or ()), room=room))
+        axes.set_xlim(*around(known, *(at or ()), *(band or ()), room=0.25))
         name_steps(axes.xaxis)
     reference_lines(axes, at or {}, band, upright=True)
     axes.set_yticks(range(len(names)), names)

@@ -23,6 +23,7 @@ from numdev.measurement.metrics import NONFINITE
 from numdev.measurement.speed import derived
 from numdev.results.record import DONE, Column, Record, Use
 from numdev.results.store import Role, Scenario, Store
+from numdev.settings import flat
 
 SCENARIO, TITLE, ROLE, STANDS_FOR = "scenario", "scenario.title", "scenario.role", "scenario.stands_for"
 LABEL = "label."  # before the name of an axis: the point's place on it
@@ -331,15 +332,9 @@ def _of_record(record: Record) -> dict[str, Any]:
     return facts | {"seconds": record.seconds}
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration with dotted names: `{"a": {"b": 1}}` is `{"a.b": 1}`; a list is JSON text."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a configuration by their dotted names; a list is JSON text."""
+    return {name: json.dumps(value) if isinstance(value, list) else value for name, value in flat(config)}
 
 
 _CHUNK = 1 << 12

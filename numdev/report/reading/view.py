@@ -106,14 +106,14 @@ def parsed(plot: Mapping[str, Any]) -> dict[str, Any]:
     return part
 
 
-def tidy(results: Results, chosen: NDArray[np.bool_] | None = None, names: Sequence[str] | None = None) -> pd.DataFrame:
+def tidy(results: Results, chosen: NDArray[np.bool_] | None = None) -> pd.DataFrame:
     """The rows of some results with the labels of all their points, and with the words for its columns in `attrs`.
 
     A column `label.<name>` has what any point states of a setting; of a point of a sweep that states nothing, the value that it
-    was composed of. `chosen` are the rows, and `names` the other columns, all unless given.
+    was composed of. `chosen` are the rows, all unless given.
     """
     rows = results.primary
-    table = rows.frame(chosen, names).reset_index(drop=True)
+    table = rows.frame(chosen).reset_index(drop=True)
     places, place = np.unique(rows.point if chosen is None else rows.point[chosen], return_inverse=True)
     points = rows.points.iloc[places]
     listed = {study: results.manifests[study]["points"] for study in points["study"].unique()}

@@ -16,7 +16,6 @@ from typing import Any
 import pandas as pd
 import yaml
 
-import numdev
 from numdev.report.claims.evidence import claim_of
 from numdev.report.claims.verdicts import Claim
 from numdev.report.figures.plot import Plot
@@ -25,6 +24,7 @@ from numdev.report.reading.wording import PLAIN, Words, wording_of_study
 from numdev.report.studies import attention, training
 from numdev.results.claim import ClaimStatement, named
 from numdev.results.study import Study
+from numdev.sources import config_folder
 
 MOST_ENTRIES = 100
 """Entries of an axis that the chapter of a study lists."""
@@ -54,15 +54,9 @@ class Chapter:
 WORDS: dict[str, Words] = {words.operation: words for words in (attention.WORDS, attention.BACKWARD, training.WORDS)}
 
 
-def _folder() -> Path:
-    """The studies that ship with numdev: in an installed package, or beside it in a checkout."""
-    package = Path(numdev.__file__).resolve().parent
-    return next(path for path in (package / "configs/study", package.parent / "configs/study") if path.is_dir())
-
-
 def _shipped() -> Iterator[Chapter]:
     """The chapter of each study that ships with numdev; the figure of a claim is the study's unless it names one."""
-    for path in _folder().glob("*.yaml"):
+    for path in (config_folder() / "study").glob("*.yaml"):
         fields = _read(path)
         if "place" not in fields:
             continue

@@ -34,7 +34,7 @@ from numdev.report.reading.frames import LABEL, SCENARIO
 from numdev.report.statistics import Floats, Interval, mean, ratio, significant
 from numdev.report.studies import TEXTS
 from numdev.report.studies.training import in_scenarios, of_group
-from numdev.results.record import FACTOR, WINDOW, spike_limit, student_quantile
+from numdev.results.record import WINDOW, spike_limit, student_quantile
 
 BEFORE, AFTER = 20, 5  # steps around a spike that are shown
 FIGURES: dict[str, str] = TEXTS["watched"]
@@ -42,24 +42,24 @@ FIGURES: dict[str, str] = TEXTS["watched"]
 _FAR, _NEAR = 40, 11  # steps before a spike between which its run is ordinary
 
 
-def excursions(values: Sequence[float], window: int = WINDOW, factor: float = FACTOR) -> list[tuple[int, int]]:
+def excursions(values: Sequence[float]) -> list[tuple[int, int]]:
     """The excursions of a series: places of each one's first value out of range, and of the last before one in range.
 
-    The range is that of the last `window` values that were in range. After `window` values out of range it is made anew, of
-    what follows: they are a level, not an excursion any more. The first `window` values have no range, and none of them is an
+    The range is that of the last `WINDOW` values that were in range. After `WINDOW` values out of range it is made anew, of
+    what follows: they are a level, not an excursion any more. The first `WINDOW` values have no range, and none of them is an
     excursion. NaN is out of range.
     """
     every, ordinary = list[tuple[int, int]](), list[float]()
     is_open = False
     for place, value in enumerate(values):
-        before = ordinary[-window:]
-        has_range, limit = len(before) == window, spike_limit(before, window, factor)
+        before = ordinary[-WINDOW:]
+        has_range, limit = len(before) == WINDOW, spike_limit(before)
         if value <= limit and (has_range or np.isfinite(value)):
             ordinary.append(value)
             is_open = False
         elif has_range:
             every = [*every[:-1], (every[-1][0], place)] if is_open else [*every, (place, place)]
-            is_open = place - every[-1][0] + 1 < window
+            is_open = place - every[-1][0] + 1 < WINDOW
             if not is_open:
                 ordinary = []
     return every

@@ -26,6 +26,7 @@ from numdev.report.document.context import Part, context
 from numdev.report.document.pages import write_pdf
 from numdev.report.document.report import write_part
 from numdev.report.reading.frames import load
+from numdev.results.record import Status
 from numdev.results.store import Store
 from numdev.results.study import Study, StudyPoint
 
@@ -89,5 +90,5 @@ def speed_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for q in (n, 1)
     ]
     study, bench = Study("toy", "A toy", None, (), tuple(points)), Runner(Speeds(ATTENTION, Budget(1e-4, 3, 3)), "cpu")
-    assert not run(study, bench, Store(path)).has_errors
+    assert Status.ERROR not in run(study, bench, Store(path)).statuses
     return path

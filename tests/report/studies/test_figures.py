@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import pandas as pd
@@ -11,11 +15,12 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from scipy import stats
 
-from numdev.cli.compose import config_folder
 from numdev.report.figures.theme import to_png
 from numdev.report.reading.frames import Results, load
+from numdev.report.studies import registry
 from numdev.report.studies.registry import CHAPTERS, CLAIMS, plots_of
 from numdev.results.store import Store
+from numdev.sources import config_folder
 from tests.report.printed import assert_apart, assert_inside, assert_legible, written
 from tests.toy_studies import title_of
 
@@ -82,6 +87,27 @@ def test_a_figure_is_as_its_manifest_keeps_it(results: Results, drawn: dict[str,
     fields = yaml.safe_load((config_folder() / "study/fig4.yaml").read_text())
     kept = plots_of(json.loads(json.dumps({"figures": fields["figures"]})))
     assert to_png(kept["fig4"](rows_of(results, "fig4"))) == to_png(drawn["fig4"])
+
+
+def test_no_two_chapters_have_the_same_study_place_claim_or_figure() -> None:
+    for names in (
+        [chapter.study for chapter in CHAPTERS],
+        [chapter.place for chapter in CHAPTERS],
+        [claim.name for chapter in CHAPTERS for claim in chapter.claims],
+        [name for chapter in CHAPTERS for name in chapter.figures],
+    ):
+        assert [name for name, count in Counter(names).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_the_figure_of_a_claim_is_declared(name: str) -> None:
+    assert CLAIMS[name].figure in registry.FIGURES
+
+
+@pytest.mark.parametrize("path", sorted((config_folder() / "study").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_functions_that_a_study_names_are_there(path: Path) -> None:
+    names = re.findall(r"(?:draw|judge|table): (\S+:\w+)", path.read_text())
+    assert all(callable(resolve_name(name)) for name in names)
 
 
 def places(axes: Axes) -> list[float]:

@@ -204,7 +204,7 @@ class TestSite:
 
 
 @pytest.mark.parametrize("row", [{"claim": "fig4"}, {"claim": "fig4", "scenario": "uniform_each", "pick": "a penny (x)"}])
-def test_what_names_nothing_or_more_than_one_number_is_refused(row: dict[str, str]) -> None:
+def test_what_names_nothing_or_more_than_one_number_is_refused(row: dict[str, Any]) -> None:
     with pytest.raises(LookupError, match="rows have|finds nothing"):
         figure("cpu/claims.csv", **row)
 
@@ -230,12 +230,12 @@ def test_the_numbers_of_the_findings_are_those_of_the_reference_results() -> Non
         return figure("cpu/claims.csv", rf"^({number} \[{number}, {number}\])", claim="fig4", scenario=scenario)
 
     def on_gpu(claim: str, scenario: str, pick: str) -> str:
-        where = {"column": "sentence"} if claim == "long" else {}
+        where: dict[str, Any] = {"column": "sentence"} if claim == "long" else {}
         return figure("h200/claims.csv", pick, claim=claim, scenario=scenario, **where)
 
     def fp8(step: str) -> str:
-        where = {"scenario": "uniform", "label.problem.n": "131072", "subject": "variant", "reference": "golden"}
-        return figure("cpu/fp8/summary.csv", form=".3g", column="rmse.mean", **where, **{"label.step": step})
+        where: dict[str, Any] = {"scenario": "uniform", "label.problem.n": "131072", "subject": "variant", "label.step": step}
+        return figure("cpu/fp8/summary.csv", form=".3g", column="rmse.mean", reference="golden", **where)
 
     lengths = {"kernel_uniform": (1024, 131072), "uniform": (1024, 65536)}
     measured = [

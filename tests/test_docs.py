@@ -15,6 +15,7 @@ import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from types import ModuleType
 
 import pytest

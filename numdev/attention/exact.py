@@ -71,8 +71,7 @@ class Exact(Attention):
         for start in range(0, queries, step):
             stop = min(start + step, queries)
             scores = product(grouped[..., start:stop, :], transposed).mul_(factor)
-            if mask.softcap is not None:
-                scores.div_(mask.softcap).tanh_().mul_(mask.softcap)
+            mask.cap_(scores)
             visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device, kv_heads)
             if (added := mask.added((start, stop), (0, keys), scores)) is not None:
                 scores.add_(added)
@@ -93,8 +92,8 @@ class ExactBackward(Backward):
 
     Where P of one key is nearly 1, `dP - delta` cancels. So dP is taken from its value at the key `b` of each row's largest
     score: `e_ij = dP_ij - dP_ib`, `mean_i = sum_j P_ij e_ij`, `dS = P * (e - mean)`, `delta_i = dP_ib + mean_i`. Since `e_ib` is
-    exactly 0, `mean` is a sum of the small P alone, and no step subtracts numbers that agree. Under a softcap dS is divided by
-    the squared cosh, since `1 - tanh^2` would cancel too. To first order, element by element, without a softcap and dropout,
+    exactly 0, `mean` is a sum of the small P alone, and no step subtracts numbers that agree. Under a softcap dS is multiplied by
+    `Mask.cap_slope`. To first order, element by element, without a softcap and dropout,
 
         |error of dS_ij| <= 4 u C W_i P_ij (1 - P_ij),    W_i = sum_t |dO_it| max |V|,    C = 2 pi + N + 2 d + 5
 
@@ -148,10 +147,9 @@ class ExactBackward(Backward):
             rows = (..., slice(start, stop), slice(None))
             visible = mask.seen(queries, keys, (start, stop), (0, keys), q.device, kv_heads)
             turned = None if visible is None else visible.mT
-            s, slope = product(q[rows], k_turned).mul_(factor), None
-            if mask.softcap is not None:
-                slope = _seen(s.div_(mask.softcap).cosh().pow_(-2), visible)  # of tanh; 1 - tanh^2 would cancel
-                s.tanh_().mul_(mask.softcap)
+            s = product(q[rows], k_turned).mul_(factor)
+            slope = mask.cap_slope(s)
+            mask.cap_(s)
             if (added := mask.added((start, stop), (0, keys), s)) is not None:
                 s.add_(added)
             s = _seen(s, visible, NEVER)
@@ -164,7 +162,7 @@ class ExactBackward(Backward):
             p, ds = _seen(p, visible), _seen(ds, visible)
             if slopes is not None and mask.bias is not None:
                 slopes.append(ungrouped(ds, mask.bias))
-            ds = ds if slope is None else ds.mul_(slope)
+            ds = ds if slope is None else _seen(ds.mul_(slope), visible)
             p = mask.times_z(p, (start, stop))
             dq[rows] = visible_product(ds, k, visible)
             dk += visible_product(ds.mT, q[rows], turned).sum(2)

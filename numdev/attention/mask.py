@@ -234,6 +234,21 @@ class Mask:
         block = self.bias.values[:, :, slice(*rows), slice(*columns)]
         return grouped(block.masked_fill(block == float("-inf"), 0.0).to(like), like.shape[1])
 
+    def cap_(self, s: torch.Tensor) -> None:
+        """Cap the scores in place, where there is a softcap."""
+        if self.softcap is not None:
+            s.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def cap_slope(self, s: torch.Tensor) -> torch.Tensor | None:
+        """The derivative of the cap at scores before it, `1 - tanh^2 = 4 e / (1 + e)^2` with `e = exp(-2 |s| / cap)`.
+
+        The left side would cancel. None without a softcap.
+        """
+        if self.softcap is None:
+            return None
+        e = (s.abs() * (-2 / self.softcap)).exp_()
+        return 4 * e / ((1 + e) * (1 + e))
+
     @property
     def keep_scale(self) -> float:
         """`1 / (1 - p)`, the factor of what dropout keeps."""

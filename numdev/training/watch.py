@@ -137,10 +137,9 @@ class ExactCall:
         rows, keys = q.shape[-2], k.shape[-2]
         seen = mask.seen(rows, keys, (0, rows), (0, keys), q.device, self._kv_heads)
         self._hidden = None if seen is None else ~seen
-        s, self._cap, self._slope = (self._grouped(q) @ self._k.mT).mul_(factor), mask.softcap, None
-        if self._cap is not None:
-            self._slope = s.div_(self._cap).cosh().pow_(-2)
-            s.tanh_().mul_(self._cap)
+        s, self._cap = (self._grouped(q) @ self._k.mT).mul_(factor), mask.softcap
+        self._slope = mask.cap_slope(s)
+        mask.cap_(s)
         self._bias = mask.added((0, rows), (0, keys), s)
         if self._bias is not None:
             s.add_(self._bias)

@@ -49,6 +49,7 @@ CASES: dict[str, list[tuple[Any, Flat]]] = {
     "problem.window": [(5, {})],
     "problem.key_lengths": [([5], {})],
     "problem.scale": [(0.5, {})],
+    "problem.softcap": [(2.0, {})],
     **{
         f"problem.source.{name}": [(value, {}), (value, {"problem": kind})]
         for kind, name, value in (

@@ -57,7 +57,13 @@ def test_the_form_of_a_description() -> None:
         "type": "Problem",
         "source": {"type": "Sink", "kind": "sink", "rise": 3.0},
         "shape": {"type": "Shape", "batch": 2, "heads": 4, "kv_heads": 2, "queries": 8, "keys": 9, "head_dim": 16},
-        "mask": {"type": "Mask", "causal": True, "window": 5, "key_lengths": [3, 9], "bias": None},
+        "mask": {
+            "type": "Mask",
+            "causal": True,
+            "window": 5,
+            "key_lengths": [3, 9],
+            **dict.fromkeys(("bias", "softcap", "dropout")),
+        },
         "scale": 0.5,
     }
     assert describe(Precision.kernel(BF16)) == Precision.kernel(BF16).steps() | {"name": "kernel_bf16"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from numdev.arithmetic.formats import BF16
 from numdev.certification.accuracy import CASES, Known, Predictions
 from numdev.certification.candidates import CURVES, KEYS, Candidate, capped, clamped, curved, limited, reduced
-from numdev.certification.culprit import Compared
+from numdev.certification.culprit import Compared, Hypothesis, Search
 from numdev.certification.kernel import kernel_of
 from numdev.certification.simulation import Layout
 from tests.certification.forward_kernels import PRECISION
@@ -82,3 +83,21 @@ def test_a_curve_is_a_sum_of_chebyshev_polynomials(keys: range | tuple[int, ...]
     )
     expected = np.exp(x.numpy() + np.where(np.isin(column, list(keys)), error, 0))
     assert np.allclose(exp(x).numpy(), expected, rtol=1e-12)
+
+
+class OfTies(Search):
+    """A search in which the first of three cases tells no hypothesis from another, and all three the last one alone."""
+
+    def __init__(self, right: Hypothesis) -> None:
+        self.right = right
+
+    def telling(self, cases: Sequence[Compared]) -> list[Compared]:
+        return list(cases)
+
+    def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
+        return -1.0 if hypothesis == self.right and len(cases) == 3 else 0.0
+
+
+def test_a_hypothesis_without_effect_on_the_first_cases_is_not_lost_among_many() -> None:
+    every = [(Candidate("step", str(i)), Layout()) for i in range(400)]
+    assert OfTies(every[-1]).best(every, [Compared.__new__(Compared) for _ in range(3)])[0] == every[-1]

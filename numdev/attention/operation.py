@@ -207,9 +207,7 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     variant = {
         **_types("", "tiling.", "recompute.", "turns."),
         **{k: v for name in ("precision", "tiling", "recompute") for k, v in _of(groups[name], prefix=f"{name}.").items()},
-        "turns.together": ("count", "tiles of keys that walk in a shifted order together; empty where all walk backward"),
-        "turns.tile": ("rows", "keys that one program owns"),
-        "turns.unit": ("rows", "queries that it visits at a step"),
+        "turns.unit": ("rows", "queries that a program visits at a step, from the last to the first"),
         **_of(TiledBackward, SdpaBackward, FlashAttnBackward, CustomBackward),
         **{name: said for name, said in kernel.items() if name not in ("splits", "split_size")},
         **point,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from numdev.attention.kernels.hopper.order import unit_at
 from numdev.attention.tiling import Order, Tiling
 from numdev.errors import BadInput
 
@@ -34,50 +32,28 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Turns:
-    """The walk of kernels in which each program owns a tile of keys and visits one unit of queries per step.
+    """The walk of kernels in which every program owns a tile of keys, and all visit units of queries from the last to the first.
 
-    Under a causal limit every program walks from the last unit to the first. Otherwise tile l of a group starts at unit l and
-    wraps round, so that no two tiles of a group are at the same unit. Within a unit the tiles of queries are visited forward, and
-    units begin with the first query that sees a key. Programs add their shares of dQ to one sum in the order of their arrival,
-    group after group. `numdev.attention.kernels.hopper.order` defines the same walk for the kernels.
+    At each unit a program visits every head that shares its keys, and within a head the tiles of queries forward; units begin
+    with the first query that sees a key. Programs add their shares of dQ in the order of their keys.
+    `numdev.attention.kernels.hopper.order` defines the same walk for the kernels.
     """
 
-    together: int | None  # tiles of a group; None if all walk from the last unit to the first
-    tile: int = 128  # keys that a program owns
-    unit: int = 128  # queries that it visits in a step
+    unit: int  # queries that a program visits in a step
 
     def check(self, tiling: Tiling) -> None:
-        """Raise BadInput unless tile and unit are multiples of the tiles, and the order of keys is the default."""
-        for name, side, whole in (("br", tiling.br, self.unit), ("bc", tiling.bc, self.tile)):
-            if whole % side:
-                raise BadInput(f"tiling.{name}", side, f"it must divide {whole}")
+        """Raise BadInput unless a unit is a multiple of Br, and the order of keys is the default."""
+        if self.unit % tiling.br:
+            raise BadInput("tiling.br", tiling.br, f"it must divide {self.unit}")
         if tiling.order is not Order.FORWARD:
-            raise BadInput("tiling.order", tiling.order.value, "dQ is added in the order of arrival; leave it at forward")
+            raise BadInput("tiling.order", tiling.order.value, "dQ is added in the order of the keys; leave it at forward")
 
     def meetings(self, tiling: Tiling, sizes: Sizes) -> list[Meeting]:
         """All meetings, in an order that gives the sums over queries and those over keys their order."""
-        tiles, units = tiling.key_tiles(sizes.keys)[0], self._units(tiling.br, sizes)
-        # Group after group, and in each step by step: both sums are added in this order, see `hopper.order`.
-        owners = math.ceil(sizes.keys / self.tile)
-        size = owners if self.together is None else self.together
-        meetings = []
-        for head in range(sizes.group):
-            for begin in range(0, owners, size):
-                own = [tile for tile in tiles if begin <= tile[0] // self.tile < begin + size]
-                for step in range(len(units)):
-                    meetings += [Meeting((head, head + 1), t, units[self._unit(step, t, len(units))]) for t in own]
-        return meetings
-
-    def _unit(self, step: int, tile: Range, units: int) -> int:
-        """The unit that the owner of a tile of keys visits at a step."""
-        owner, is_back = tile[0] // self.tile, self.together is None
-        unit: int = unit_at(step, owner, units, self.together, is_back)  # type: ignore[no-untyped-call]
-        return unit
-
-    def _units(self, br: int, sizes: Sizes) -> list[tuple[Range, ...]]:
-        """The tiles of queries of each unit."""
+        keys, heads = tiling.key_tiles(sizes.keys)[0], range(sizes.group)
         starts = range(sizes.first, sizes.queries, self.unit)
-        return [_cut(start, min(start + self.unit, sizes.queries), br) for start in starts]
+        units = [_cut(start, min(start + self.unit, sizes.queries), tiling.br) for start in reversed(starts)]
+        return [Meeting((head, head + 1), tile, unit) for unit in units for head in heads for tile in keys]
 
 
 def in_order(tiling: Tiling, query_order: Order, sizes: Sizes) -> list[Meeting]:

@@ -27,8 +27,8 @@ from numdev.attention.base import (
 )
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.groups import PRESET, RECOMPUTED, RECURRENCE, SIDES, STEPS, AcceptedSettings
-from numdev.attention.kernels.hopper.launch import BACKWARD, QUANTISED, QUERIES, WIDE, hidden_queries, keys_of_block, refusal
-from numdev.attention.kernels.hopper.order import TILE, group_of
+from numdev.attention.kernels.hopper.launch import BACKWARD, QUANTISED, QUERIES, WIDE, keys_of_block, refusal
+from numdev.attention.kernels.hopper.order import TILE
 from numdev.attention.kernels.launch import (
     ROWS,
     Device,
@@ -403,9 +403,8 @@ class TritonBackward(Planned, Backward):
             raise BadInput("problem.head_dim", shape.head_dim, "the Hopper kernels have 64, 128 and 256")
         if shape.head_dim == 256:
             return KernelArithmetic(self.precision, recompute=self.recompute, tiling=Tiling(64, 64), query_order=Order.FORWARD)
-        queries, tiling = shape.queries - hidden_queries(shape.queries, shape.keys, mask), Tiling(QUERIES[shape.head_dim], TILE)
-        turns = Turns(None if mask.causal else group_of(math.ceil(queries / TILE)))
-        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=turns)
+        tiling = Tiling(QUERIES[shape.head_dim], TILE)
+        return KernelArithmetic(self.precision, recompute=self.recompute, tiling=tiling, turns=Turns(TILE))
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, do: Tensor, saved: Saved, mask: Mask, scale: float | None = None
@@ -489,7 +488,7 @@ def _hopper_runs(settings: Triton | TritonBackward, mask: Mask, device: Device, 
         return False
     reason: str | None = f"it needs a GPU of compute capability 9.0, and this is {device.generation}"
     if device.generation == "sm_90":
-        reason = refusal(settings, mask, device.multiprocessors, **tensors)
+        reason = refusal(settings, mask, **tensors)
     if reason is not None and settings.kernel is Kernel.HOPPER:
         field = "backward.kernel" if "do" in tensors else "attention.kernel"
         raise Unsupported(field, f"the Hopper kernel cannot run this: {reason}")

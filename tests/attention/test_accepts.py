@@ -305,7 +305,7 @@ def inputs_of(variant: Any) -> tuple[Tensor, ...]:
 
 def hopper(settings: Any, mask: Mask) -> str | None:
     names = ("q", "k", "v", "do") if isinstance(settings, Backward) else ("q", "k", "v")
-    return refusal(settings, mask, 132, **dict.fromkeys(names, torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)))
+    return refusal(settings, mask, **dict.fromkeys(names, torch.zeros(1, 2, 256, 64, dtype=torch.bfloat16)))
 
 
 PATHS: list[tuple[Callable[[Any, Mask], str | None], Any]] = [

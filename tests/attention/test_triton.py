@@ -464,7 +464,7 @@ def test_what_joins_no_splits_of_a_fixed_size_refuses_them(device: str) -> None:
         Triton(bc=16, split_size=40)
     with pytest.raises(Unsupported, match=r"^tiling\.order: "):
         replace(RANGED, order=Order.REVERSE)(*inputs, Mask())
-    refused = refusal(Triton(split_size=64), Mask(), 132, **dict.fromkeys("qkv", inputs[1].bfloat16()))
+    refused = refusal(Triton(split_size=64), Mask(), **dict.fromkeys("qkv", inputs[1].bfloat16()))
     assert refused is not None
     assert refused.startswith("tiling.split_size: 64 is not implemented")
     with pytest.raises(BadInput, match=r"^tiling\.split_size: 64 "):

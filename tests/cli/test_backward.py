@@ -153,7 +153,7 @@ class TestEmulation:
         assert hopper.variant.forward.kernel is hopper.variant.kernel is Kernel.HOPPER
         assert isinstance(hopper.baseline.forward, Tiled)
         assert hopper.baseline.forward.tiling == Tiling(bc=128, order=Order.REVERSE)
-        assert hopper.baseline.turns == Turns(None)
+        assert hopper.baseline.turns == Turns(128)
 
     def test_the_portable_kernels_choose_the_tile_of_their_forward_pass_at_launch(self) -> None:
         asked = {"backward": "triton", "baseline": "emulation", "backward.kernel": "portable", "tiling.br": 32, "tiling.bc": 16}

@@ -57,10 +57,10 @@ HOPPER = (
     (128, 128, True, False, True, False, 1, (0, 0, 0)),
     *((dim, 128, True, False, True, False, int(dim < 256), (128, 128, 128)) for dim in (64, 128, 256)),
 )
-# head_dim, causal, masked, padded, grouped
+# head_dim, causal, masked, padded
 HOPPER_BACKWARD = (
-    (128, True, True, True, True),
-    (64, True, True, True, True),
+    (128, True, True, True),
+    (64, True, True, True),
 )
 # Sum, causal, ragged
 HOPPER_WIDE = (
@@ -239,7 +239,7 @@ def hopper(
     return [{"dim": dim, "br": br, "promotion": promotion or 0, "scaled": blocks is not None} | needs(kernel, 90)]
 
 
-def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped: bool) -> list[dict[str, Any]]:
+def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool) -> list[dict[str, Any]]:
     """The backward kernel for Hopper GPUs."""
     from triton.experimental.gluon import language as gl
 
@@ -250,9 +250,9 @@ def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool, grouped:
     tiles, keys, rows = descriptor(gl.bfloat16, br, dim), descriptor(gl.bfloat16, 64, dim), descriptor(gl.float32, br)
     types = {"d_q": tiles, "d_do": tiles, "d_k": keys, "d_v": keys, "d_dk": keys, "d_dv": keys, "d_lse2": rows, "d_delta": rows}
     types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 64, 64), "turns": "*i32"}
-    values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, masked, padded, grouped, REGISTERS)}
+    values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, masked, padded, REGISTERS)}
     kernel = compile_for(backward.gradients, values, types, 90, {"num_warps": 4})
-    return [{"dim": dim, "flags": (causal, masked, padded, grouped)} | needs(kernel, 90)]
+    return [{"dim": dim, "flags": (causal, masked, padded)} | needs(kernel, 90)]
 
 
 def hopper_wide(sums: str, causal: bool, ragged: bool) -> list[dict[str, Any]]:

@@ -132,11 +132,20 @@ def test_three_groups_under_an_aligned_causal_limit(fmt: Any, queries: int, keys
 
 @on_hopper
 @pytest.mark.parametrize("dim", [64, 128])
-def test_more_tiles_of_keys_than_may_wait_for_each_other(dim: int) -> None:
-    """Two groups of tiles walk one after the other, of 128 and of 1."""
+def test_more_tiles_of_keys_than_run_at_once_in_several_streams(dim: int) -> None:
+    """129 programs of each of four launches, which share the GPU and end; each has the bits of a launch alone."""
     inputs, mask = on_gpu((1, 1, 1, 16512, 16512, dim)), Mask()
-    got = HOPPER.backward(*inputs, forward(inputs, mask), mask)
-    near_golden(got, inputs, mask, 3 * BF16.u)
+    saved = forward(inputs, mask)
+    alone = HOPPER.backward(*inputs, saved, mask)
+    near_golden(alone, inputs, mask, 3 * BF16.u)
+    torch.cuda.synchronize()
+    streams, beside = [torch.cuda.Stream() for _ in range(4)], []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            beside.append(HOPPER.backward(*inputs, saved, mask))
+    torch.cuda.synchronize()
+    for got in beside:
+        assert all(torch.equal(x, y) for x, y in zip(got.tensors().values(), alone.tensors().values(), strict=True))
 
 
 @on_hopper

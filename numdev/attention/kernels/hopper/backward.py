@@ -30,7 +30,7 @@ Barriers, all in shared memory. A phase completes after the listed arrivals and,
 | k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
 
 Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: the storer waits until
-the counter equals its rank (acquire), and increments it when its own addition has been performed (release).
+the counter equals the number of its tile (acquire), and increments it when its own addition has been performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
 queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program per multiprocessor. Registers per thread for dK, dV,
@@ -66,7 +66,6 @@ from numdev.attention.kernels.hopper.primitives import (
 
 place = gluon.jit(order.place)
 unit_at = gluon.jit(order.unit_at)
-rank_at = gluon.jit(order.rank_at)
 first_unit = gluon.jit(order.first_unit)
 first_whole = gluon.jit(order.first_whole)
 
@@ -87,7 +86,6 @@ class Code(NamedTuple):
         causal: whether a query sees no key after its own position.
         masked: whether a tile of keys can hold keys that do not exist.
         padded: whether k and v exist beyond a batch entry's last key, and may hold anything there.
-        grouped: whether query heads share a KV head.
         registers: of a computing thread.
     """
 
@@ -98,7 +96,6 @@ class Code(NamedTuple):
     causal: bool
     masked: bool
     padded: bool
-    grouped: bool
     registers: int
 
 
@@ -134,19 +131,17 @@ class Setting:
 
 @aggregate
 class Work:
-    """A program's tile of keys, and its walk: `count` units for each query head, of which the last `edge` need a mask.
+    """A program's tile of keys, and its walk: `count` units, each of every query head, of which the last `edge` need a mask.
 
     `length` is the number of keys that exist, `shift` how much further than its own number a query sees.
     """
 
     tile: gl.tensor
-    tiles: gl.tensor
     b: gl.tensor
     kv: gl.tensor
     heads: gl.tensor
     shared_by: gl.tensor
     units: gl.tensor
-    walkers: gl.tensor
     count: gl.tensor
     edge: gl.tensor
     length: gl.tensor
@@ -190,12 +185,12 @@ class Shared:
 
 
 @gluon.jit
-def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together, walkers):
+def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together):
     """The program's tile: `together` KV heads start together, the tile with the longest walk of each first.
 
     `tiles` counts tiles of keys, `units` units of queries, `keys` keys in memory, `shift` how many more keys than queries there
     are, `heads` query heads, and `shared_by` query heads per KV head. `together` divides the number of KV heads of all batch
-    entries; `walkers` tiles form a group with shifted walks.
+    entries.
     """
     tile, head = place(gl.program_id(0), tiles, together)
     kv_heads = heads // shared_by
@@ -212,15 +207,7 @@ def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, toget
         edge = gl.where((tile + 1) * TILE > length, count, edge)
         count = gl.where(tile * TILE < length, count, 0)
         edge = gl.minimum(edge, count)
-    full = (length + TILE - 1) // TILE
-    return Work(tile, full, b, head % kv_heads, heads, shared_by, units, walkers, count, edge, length, shift)
-
-
-@gluon.jit
-def row_at(setting, work, t):
-    """The first query of tile t of the walk; the tiles of a unit are visited upwards."""
-    unit = unit_at(t // setting.per, work.tile, work.units, work.walkers, setting.causal)
-    return unit * TILE + (t % setting.per) * setting.br
+    return Work(tile, b, head % kv_heads, heads, shared_by, units, count, edge, length, shift)
 
 
 @gluon.jit
@@ -248,14 +235,16 @@ def load_tile(setting, shared, descs, i, b, h, row):
 
 @gluon.jit
 def load(setting, shared, work, descs):
-    """The loading warp: K and V, then every tile of queries in the order of the walk, head after head."""
+    """The loading warp: K and V, then every tile of queries in the order of the walk."""
     load_keys(setting, descs.k, descs.v, shared.k, shared.v, shared.kv_full, work)
     await_kernel_before()  # which computes lse2 and delta
     i = 0
-    for g in range(work.shared_by):
-        for t in range(work.count * setting.per):
-            load_tile(setting, shared, descs, i, work.b, work.kv * work.shared_by + g, row_at(setting, work, t))
-            i += 1
+    for at in range(work.count):
+        row = unit_at(at, work.units) * TILE
+        for g in range(work.shared_by):
+            for part in gl.static_range(setting.per):
+                load_tile(setting, shared, descs, i, work.b, work.kv * work.shared_by + g, row + part * setting.br)
+                i += 1
 
 
 @gluon.jit
@@ -309,17 +298,15 @@ def leave(w: gl.constexpr, setting, work, desc, buffer, x):
 
 
 @gluon.jit
-def store_tile(setting, shared, work, d_dq, turns, i, h, t):
-    """Store or add dQ of tile t of the walk of head h, tile i of the stream: the first program in the order stores it."""
+def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
+    """Store or add dQ of a tile of a unit of head h, tile i of the stream: the first program in the order stores it."""
     at = i % 2
     parity = (i // 2) & 1
-    unit = unit_at(t // setting.per, work.tile, work.units, work.walkers, setting.causal)
-    tile = unit * setting.per + t % setting.per
-    rank = rank_at(unit, work.tile, work.tiles, work.walkers, setting.causal)
+    tile = unit * setting.per + part
     turn = turns + (work.b * work.heads + h) * work.units * setting.per + tile
     mbarrier.wait(shared.dq_full.index(at * 2), parity)
     mbarrier.wait(shared.dq_full.index(at * 2 + 1), parity)
-    await_turn(turn, rank)
+    await_turn(turn, work.tile)
     thread_barrier()
     for w in gl.static_range(2):
         row = tile * setting.br
@@ -327,7 +314,7 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, t):
         if setting.dim == 64:
             row = row + w * 64
             column = 0
-        if rank == 0:
+        if work.tile == 0:
             tma.async_copy_shared_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
         else:
             add_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
@@ -344,10 +331,12 @@ def store(setting, shared, work, d_dq, turns):
     await_kernel_before()  # which sets the counters to 0
     let_kernel_after_start()
     i = 0
-    for g in range(work.shared_by):
-        for t in range(work.count * setting.per):
-            store_tile(setting, shared, work, d_dq, turns, i, work.kv * work.shared_by + g, t)
-            i += 1
+    for at in range(work.count):
+        unit = unit_at(at, work.units)
+        for g in range(work.shared_by):
+            for part in gl.static_range(setting.per):
+                store_tile(setting, shared, work, d_dq, turns, i, work.kv * work.shared_by + g, unit, part)
+                i += 1
     performed()
 
 
@@ -439,15 +428,9 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
 
 
 @gluon.jit
-def walk(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, scale2):
-    """The tiles of queries of one head: those that need no mask, then those at the edge of the mask."""
-    whole = (work.count - work.edge) * setting.per
-    for t in range(whole):
-        s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, 0, scale2, False)
-    if setting.causal or setting.masked:
-        for t in range(whole, work.count * setting.per):
-            s, dk, dv = step(w, setting, shared, work, i + t, last, s, dk, dv, k, v, row_at(setting, work, t), scale2, True)
-    return s, dk, dv
+def row_at(setting, work, i):
+    """The first query of tile i of the stream; the tiles of a unit are visited upwards."""
+    return unit_at(i // (setting.per * work.shared_by), work.units) * TILE + (i % setting.per) * setting.br
 
 
 @gluon.jit
@@ -456,14 +439,16 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     dv = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     k, v = own_keys(w, setting, shared, work)
-    last = work.count * setting.per * work.shared_by
+    heads = setting.per * work.shared_by
+    last = work.count * heads
+    whole = (work.count - work.edge) * heads
     mbarrier.wait(shared.q_full.index(0), 0, pred=last > 0)
     s = warpgroup_mma_wait(0, deps=(scores(setting, shared, k, 0),))
-    if setting.grouped:
-        for g in range(work.shared_by):
-            s, dk, dv = walk(w, setting, shared, work, g * work.count * setting.per, last, s, dk, dv, k, v, scale2)
-    else:
-        s, dk, dv = walk(w, setting, shared, work, 0, last, s, dk, dv, k, v, scale2)
+    for i in range(whole):
+        s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, 0, scale2, False)
+    if setting.causal or setting.masked:
+        for i in range(whole, last):
+            s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, row_at(setting, work, i), scale2, True)
     leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
     mbarrier.arrive(shared.k_done.index(0), count=1)
     mbarrier.wait(shared.k_done.index(0), 0)
@@ -471,10 +456,10 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles", "units", "keys", "shift", "heads", "shared_by", "together", "walkers"])
+@gluon.jit(do_not_specialize=["tiles", "units", "keys", "shift", "heads", "shared_by", "together"])
 def gradients(
     d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv, d_dq, turns, lengths, scale2, scale,
-    tiles, units, keys, shift, heads, shared_by, together, walkers, CODE: gl.constexpr,
+    tiles, units, keys, shift, heads, shared_by, together, CODE: gl.constexpr,
 ):  # fmt: skip
     """One program: a loading warp, a storing one and two computing warp groups, over one tile of keys.
 
@@ -482,7 +467,7 @@ def gradients(
     `scale2` is `scale log2(e)`.
     """
     setting = Setting(CODE)
-    work = work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together, walkers)
+    work = work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together)
     tensors = Tensors(d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv)
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers

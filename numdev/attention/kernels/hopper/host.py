@@ -21,6 +21,7 @@ from numdev.attention.kernels.hopper.launch import (
     NARROW,
     QUERIES,
     REGISTERS,
+    RESIDENT,
     ROWS,
     SHAPES,
     STAGES,
@@ -32,7 +33,7 @@ from numdev.attention.kernels.hopper.launch import (
     pinned_br,
     schedule,
 )
-from numdev.attention.kernels.hopper.order import TILE, group_of
+from numdev.attention.kernels.hopper.order import TILE
 from numdev.attention.kernels.launch import TABLES, Plan, device_of
 from numdev.attention.kernels.portable import Gradients, Inputs, Launcher, view
 from numdev.attention.mask import Mask
@@ -193,9 +194,9 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     rows, lengths = units * TILE, mask.lengths(batch, keys)
     masked = any(length % TILE for length in lengths) or min(lengths) < keys
     padded = any(length % TILE and length < keys for length in lengths)
-    code = backward.Code(br, dim, STAGES, _DTYPES[dtype], mask.causal, masked, padded, group > 1, REGISTERS)
-    together = _together(batch * kv_heads, queries * group, dim) if mask.causal else 1
-    numbers = scale * math.log2(math.e), scale, tiles, units, keys, shift, heads, group, together, group_of(units), code
+    code = backward.Code(br, dim, STAGES, _DTYPES[dtype], mask.causal, masked, padded, REGISTERS)
+    together = _together(batch * kv_heads, queries * group, dim) if mask.causal else _divisor(batch * kv_heads, RESIDENT // tiles)
+    numbers = scale * math.log2(math.e), scale, tiles, units, keys, shift, heads, group, together, code
     totals = batch, heads, rows, dim
     of_inputs = _blocks(q, br, dim), _blocks(k, ROWS, dim), _blocks(v, ROWS, dim), _blocks(do, br, dim)
     meta = partial(torch.empty, device="meta")
@@ -292,9 +293,13 @@ def _together(heads: int, tokens: int, head_dim: int) -> int:
 
     All programs of a head begin at its last unit and wait for their turns there: with more heads at a time, fewer programs wait.
     Since the programs advance in step, the cache holds only a part of each head. On an H200 the fastest were 4 heads of 16,384
-    tokens and 8 heads of 4,096 at d = 128; 8 and 16 heads at d = 64. Without a causal limit one head starts at a time, since the
-    programs of a group wait for each other, and must not be displaced by other heads.
+    tokens and 8 heads of 4,096 at d = 128; 8 and 16 heads at d = 64.
     """
     in_step = int(65536 / (head_dim * math.sqrt(tokens)))
     most = min(heads, max(in_step, heads_in_cache(tokens, head_dim)))
-    return next(n for n in range(most, 0, -1) if heads % n == 0)
+    return _divisor(heads, most)
+
+
+def _divisor(heads: int, most: int) -> int:
+    """The largest divisor of `heads` up to `most`; at least 1."""
+    return next((n for n in range(min(heads, most), 1, -1) if heads % n == 0), 1)

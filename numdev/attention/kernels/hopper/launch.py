@@ -18,7 +18,6 @@ from numdev.arithmetic.formats import BF16, E4M3FN, FP16
 from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.accepts import ALL, BINARY, RECOMPUTE, Accepts, of
-from numdev.attention.kernels.hopper.order import TILE, group_of
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, OnlineSoftmax
 from numdev.attention.tiling import Order
@@ -35,6 +34,7 @@ WIDE = "numdev hopper backward, three kernels"
 """That of the kernels at d = 256."""
 QUERIES = {64: 128, 128: 64, 256: 64}
 """Queries in a tile of the backward kernel, by head_dim: the fastest of those tried on an H200 that spill no matrix to memory."""
+RESIDENT = 128  # programs of the backward kernel that run at once: about the multiprocessors of an H100 or H200
 STAGES, REGISTERS = 2, 240  # of the backward kernel: buffers for Q and for dO, and registers of a computing thread
 
 
@@ -124,8 +124,8 @@ _BACKWARD = Accepts(
 )
 
 
-def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> str | None:
-    """Why the Hopper kernels cannot run a request on so many multiprocessors; None if they can.
+def refusal(settings: Any, mask: Mask, **tensors: Tensor) -> str | None:
+    """Why the Hopper kernels cannot run a request; None if they can.
 
     `settings` is a `numdev.Triton`, or with the tensor `do` a `numdev.TritonBackward`; the tensors have their names.
     """
@@ -156,8 +156,6 @@ def refusal(settings: Any, mask: Mask, processors: int, **tensors: Tensor) -> st
     keys = tensors["k"].shape[2]
     if backward and head_dim == 256 and min(mask.lengths(len(q), keys)) < keys:
         return "at d = 256 it takes no key lengths"
-    if backward and head_dim < 256 and (programs := waiting(q.shape[2], mask)) > processors:
-        return f"{programs} of its programs wait for each other, and the GPU runs {processors} at once"
     read = {} if inputs else {"q": q} if narrow else tensors  # k and v of 8 bits are laid out anew where they have to be
     unread = next((name for name, x in read.items() if not _is_aligned(x)), None)
     return unread and f"the copy engine needs {unread} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
@@ -186,14 +184,6 @@ def heads_in_cache(tokens: int, head_dim: int) -> int:
 def hidden_queries(queries: int, keys: int, mask: Mask) -> int:
     """How many of the first queries see no key, which no program of the backward kernel visits."""
     return max(0, queries - keys) if mask.causal else 0
-
-
-def waiting(queries: int, mask: Mask) -> int:
-    """How many programs of the backward kernel may wait for each other, and so must all be running at the same time.
-
-    Launches beside it in other streams take multiprocessors from it: docs/reference/kernels.md says what is safe then.
-    """
-    return 1 if mask.causal else group_of(math.ceil(queries / TILE))
 
 
 @dataclass(frozen=True)

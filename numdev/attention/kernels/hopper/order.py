@@ -1,17 +1,15 @@
 """In which order the one-kernel backward visits the queries, and in which order it sums dQ; both follow from the shape alone.
 
-A program owns a *tile* of 128 keys and visits *units* of 128 queries. At each unit it adds its share of dQ after the shares of
-lower *rank* are in memory, so that every sum has one order. Two rules keep waiting short:
+A program owns a *tile* of 128 keys and visits *units* of 128 queries, from the last to the first in which a query sees a key of
+the tile; at each it visits every query head that shares the keys before it goes on. To each unit of each head it adds its share
+of dQ after the shares of the tiles before its own, so that every sum has one order.
 
-- **causal**: every program walks from the last unit back to its diagonal, and the rank is the number of the tile. The programs
-  with the longest walks start first, and each waits only for one that started before it.
-- **otherwise**: tiles form groups of at most `RESIDENT` tiles, and of no more tiles than there are units. Tile l of its group
-  starts at unit l and wraps round, so that no two tiles of a group are at the same unit; the rank is the order of arrival, group
-  after group. A program may wait for later programs of its group, so all of these must be running: each needs a multiprocessor.
+There is no deadlock, whatever else runs on the device. Programs start in the order of their number, those of one KV head in the
+order of their tiles (`place`), and all make their additions in the order of (unit, head). So each waits only for programs that
+started before it, and of all that run the one that started first waits for none.
 
-There is no deadlock. Order all additions of a head by (group, step, tile): the ranks add up each unit in this order, and each
-program makes its additions in this order, so the first addition that is still missing can always be made. Programs start in the
-order of their number, and a group needs no more programs than the device holds; so it runs once all groups before it have ended.
+Why heads are visited inside units: head after head, programs with short walks under a causal limit would wait at each next head
+for those with long ones.
 
 The functions below take numbers when Python calls them and tensors in the kernel, which compiles the same lines.
 """
@@ -19,12 +17,6 @@ The functions below take numbers when Python calls them and tensors in the kerne
 from __future__ import annotations
 
 TILE = 128  # keys of a tile, and queries of a unit
-RESIDENT = 128  # programs that may wait for each other: the largest power of two below the multiprocessors of an H100 or H200
-
-
-def group_of(units: int) -> int:
-    """How many tiles of keys form a group with shifted walks; as many programs must be running at the same time."""
-    return max(1, min(units, RESIDENT))
 
 
 def place(number, tiles, together):  # type: ignore[no-untyped-def]
@@ -34,31 +26,9 @@ def place(number, tiles, together):  # type: ignore[no-untyped-def]
     return rest // together, part * together + rest % together
 
 
-def unit_at(step, tile, units, group, causal):  # type: ignore[no-untyped-def]
-    """The unit of queries that a tile of keys visits at a step of its walk."""
-    if causal:
-        unit = units - 1 - step
-    else:
-        unit = (tile % group + step) % units
-    return unit
-
-
-def rank_at(unit, tile, tiles, group, causal):  # type: ignore[no-untyped-def]
-    """How many additions to a unit come before that of a tile; `tiles` hold keys of this batch entry.
-
-    Without a causal limit, tile l of its group reaches unit u at step `(u - l) mod units`: after tiles l + 1 to u, or if u < l,
-    after tiles l + 1 to the last and 0 to u.
-    """
-    rank = tile
-    if not causal:
-        local = tile % group
-        first = tile - local
-        size = min(tiles - first, group)
-        if unit >= local:
-            rank = first + min(unit, size - 1) - local
-        else:
-            rank = first + size - 1 - local + min(unit + 1, size)
-    return rank
+def unit_at(step, units):  # type: ignore[no-untyped-def]
+    """The unit of queries that every tile of keys visits at a step of its walk."""
+    return units - 1 - step
 
 
 def first_unit(tile, shift, causal):  # type: ignore[no-untyped-def]

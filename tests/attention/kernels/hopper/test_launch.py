@@ -26,9 +26,7 @@ from numdev.attention.kernels.hopper.launch import (
     pinned_br,
     refusal,
     schedule,
-    waiting,
 )
-from numdev.attention.kernels.hopper.order import RESIDENT
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, OutputForDelta, Recompute
 from numdev.attention.tiling import Order
@@ -127,7 +125,7 @@ def reasons(inputs: Tensors, mask: Mask, changes: dict[str, Any]) -> tuple[str |
         replace(each, **{name: value for name, value in changes.items() if hasattr(each, name)}) for each in settings
     )
     q, k, v, do = inputs
-    return refusal(forward, mask, 132, q=q, k=k, v=v), refusal(backward, mask, 132, q=q, k=k, v=v, do=do)
+    return refusal(forward, mask, q=q, k=k, v=v), refusal(backward, mask, q=q, k=k, v=v, do=do)
 
 
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
@@ -196,7 +194,7 @@ def scaled(p_scale: float) -> OnlineSoftmax:
 def test_eight_bits(fmt: Format, dim: int, changes: dict[str, Any], words: str | None) -> None:
     """K and V may have any strides: they are laid out anew."""
     q, k, v, _ = tensors(fmt.dtype, dim)
-    reason = refusal(Triton(fmt, kernel=Kernel.HOPPER, **changes), Mask(), 132, q=q, k=k.mT.contiguous().mT, v=v)
+    reason = refusal(Triton(fmt, kernel=Kernel.HOPPER, **changes), Mask(), q=q, k=k.mT.contiguous().mT, v=v)
     assert reason is None if words is None else words in str(reason)
 
 
@@ -218,7 +216,7 @@ def test_inputs_that_are_quantised(dim: int, changes: dict[str, Any], words: str
     """Of any strides, since the quantiser reads them."""
     settings = Triton(E4M3FN, kernel=Kernel.HOPPER, promotion=0, quantise=Quantised(LOW, **changes), output=BF16)
     q, k, v, _ = tensors(dim=dim)
-    reason = refusal(settings, Mask(), 132, q=q.mT.contiguous().mT, k=k, v=v)
+    reason = refusal(settings, Mask(), q=q.mT.contiguous().mT, k=k, v=v)
     assert reason is None if words is None else words in str(reason)
 
 
@@ -282,17 +280,6 @@ def test_scales_are_where_the_kernel_looks_for_them(
             if token < x.shape[2]:
                 scale = scales[b, before[name] + h * count + (token // size if size else 0)]
                 torch.testing.assert_close(code[b, h, token].float() * scale, x[b, h, token], rtol=0.07, atol=float(scale) / 500)
-
-
-@given(st.integers(1, 100_000), st.booleans(), st.integers(1, 200))
-def test_runs_only_where_all_that_wait_for_each_other_run_at_once(queries: int, causal: bool, count: int) -> None:
-    mask = Mask(causal=causal)
-    needed = waiting(queries, mask)
-    assert 1 <= needed <= RESIDENT
-    assert needed == 1 or not causal, "under a causal limit a program waits for earlier ones alone"
-    q = torch.empty(1, 1, 1, 64, dtype=torch.bfloat16).expand(1, 1, queries, 64)
-    reason = refusal(BACKWARD, mask, count, q=q, k=q, v=q, do=q)
-    assert (f"{needed} of its programs wait for each other, and the GPU runs {count} at once" == reason) == (needed > count)
 
 
 def test_a_kernel_that_is_named_is_refused_where_it_cannot_run(device: str) -> None:

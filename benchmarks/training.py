@@ -1,12 +1,13 @@
 """A step of training with one attention or another under the same model, as ratios of one run.
 
-    python -m benchmarks.training [--quick] [--device cpu]
+    python -m benchmarks.training [--quick] [--profile] [--device cpu]
 
 The text-to-image model (on a GPU the full one: about 10 million parameters, 256 tokens; on a CPU the small one), BF16
 under autocast on a GPU and FP32 on a CPU; forward, backward, clipping and AdamW. Contenders take turns, so that all see the same
 clocks; a figure is the median of rounds of several steps, and in brackets its speed over that of vanilla attention. `own` is
 PyTorch's flash kernel as the model calls it, without interception: what `flash` needs beyond it is the price of interception.
-`as trained` is under deterministic algorithms, which a run of training uses; `free` is without.
+`as trained` is under deterministic algorithms, which a run of training uses; `free` is without. `--profile` lists, without CUDA
+graphs, on which operators of torch the time of a step is spent.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
+from torch import profiler
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev.arithmetic.formats import FP32, Format
@@ -101,7 +103,7 @@ def seconds(contenders: dict[str, Contender], device: torch.device, rounds: int,
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def table(task: TextToImage, device: torch.device, graphs: bool, rounds: int, *, trained: bool) -> None:
+def show(task: TextToImage, device: torch.device, graphs: bool, rounds: int, *, trained: bool) -> None:
     """One line for each contender, those that refuse with their reason."""
     numerics = Numerics.BF16 if device.type == "cuda" else Numerics.FP32
     made: dict[str, Contender] = {}
@@ -121,9 +123,24 @@ def table(task: TextToImage, device: torch.device, graphs: bool, rounds: int, *,
             print(f"{title}: {name} / {other}: {found[other] / found[name]:.3f} times as fast", flush=True)
 
 
+def profile(task: TextToImage, device: torch.device) -> None:
+    """The operators on which a step spends most, by the time of the device, in five steps of each attention."""
+    for name, attention in attentions(device).items():
+        numerics = Numerics.BF16 if device.type == "cuda" else Numerics.FP32
+        run = Run(task, Rung(attention or VanillaBackward(Format.parse(numerics.format)), numerics))
+        contender = Contender(run, attention, device, graphs=False, trained=True)
+        contender.steps(2)
+        with profiler.profile() as seen:
+            contender.steps(5)
+        by = f"self_{device.type}_time_total"
+        table = seen.key_averages().table(sort_by=by, row_limit=25, max_name_column_width=48)
+        print(f"\n{name}, five steps\n{table}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, and only as trained")
+    parser.add_argument("--profile", action="store_true", help="operators of a step by their time, in place of the table")
     parser.add_argument("--device", default="auto")
     options = parser.parse_args()
     device = resolve_device(options.device)
@@ -132,9 +149,12 @@ def main() -> None:
     facts = environment(device)
     print(", ".join(f"{name} {facts[name]}" for name in FACTS if name in facts))
     print(f"{sum(x.numel() for x in task.model(0).parameters()):,} parameters, batch {task.batch}; {PUBLISHED}")
+    if options.profile:
+        profile(task, device)
+        return
     for trained in (True,) if options.quick else (True, False):
         for graphs in (True, False) if gpu else (False,):
-            table(task, device, graphs, 3 if options.quick else 8, trained=trained)
+            show(task, device, graphs, 3 if options.quick else 8, trained=trained)
 
 
 if __name__ == "__main__":

@@ -78,10 +78,10 @@ def line(axes: Axes, points: Sequence[tuple[float, Interval]], **look: Any) -> N
 
 
 def short(value: float) -> str:
-    """A power of two in short: 256, 1k, 16k, 1M."""
+    """A number whose unit is a power of two in short: 256, 1k, 16k, 1M; 2000 as it is."""
     for unit, letter in ((1 << 20, "M"), (1 << 10, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g}{letter}"
+        if value >= unit and float(text := f"{value / unit:.3g}") * unit == value:
+            return f"{text}{letter}"
     return f"{value:g}"
 
 

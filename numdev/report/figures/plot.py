@@ -113,6 +113,7 @@ class Sketch:
     band: tuple[float, float] | None = None  # values of it between which there is a band
     additive: bool = False  # whether metrics add up, as shares do: their means are arithmetic, and their axis is linear
     banded: bool = False  # whether each line has the band of its intervals, and no bars, though its points are few
+    floor: float = 0.0  # in rows on a log axis, what is less than this share of the greatest value is written at the left end
 
     def selected(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows of the lines, scenarios by role and formats from the narrowest, with `VALUE` and `QUANTITY`."""
@@ -323,7 +324,8 @@ class _Scale:
     def of(values: Sequence[Interval | None], sketch: Sketch, room: float, from_ratio: float) -> _Scale:
         """For some values, and what a study marks; logarithmic where they span `from_ratio`."""
         known = [one for one in values if one is not None and math.isfinite(one.estimate)]
-        positive, marked = [one for one in known if one.estimate > 0], [*sketch.at, *(sketch.band or ())]
+        floor = max(0.0, sketch.floor * max((one.estimate for one in known), default=0.0))
+        positive, marked = [one for one in known if one.estimate > floor], [*sketch.at, *(sketch.band or ())]
         reached = [*(one.estimate for one in positive), *marked]
         least, most = min(reached, default=1.0), max(reached, default=1.0)
         is_log = not sketch.additive and 0 < from_ratio * least <= most and all(one.estimate >= 0 for one in known)
@@ -405,9 +407,11 @@ def _rows(axes: Axes, lines: Mapping[Key, _Cells], looks: Mapping[Key, _Look], n
         look, shift = looks[key], _SPREAD * (order.index(key) / (len(order) - 1) - 0.5) if count > 1 else 0.0
         for x, one in cells.items():
             text = marks.scientific(one.estimate) if one is not None and count == 1 else ""
-            absent = "NaN or Inf" if _is_broken(one) else "0"
+            is_below = one is not None and scale.is_log and 0 < one.estimate < scale.ends[0]
+            absent = "NaN or Inf" if _is_broken(one) else f"← {text}" if is_below else "0"
             own = {"marker": look["marker"], "linestyle": ""}
-            dots.append(marks.Dot(places[x] + shift, one, look["color"], text, absent, own, look.get("label", "")))
+            drawn = None if is_below else one
+            dots.append(marks.Dot(places[x] + shift, drawn, look["color"], text, absent, own, look.get("label", "")))
     marks.draw_rows(axes, list(names.values()), dots, at=scale.at, band=scale.band, log=scale.is_log)
     if not scale.is_log:
         axes.locator_params(axis="x", nbins=5)

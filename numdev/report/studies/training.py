@@ -256,21 +256,25 @@ def _sound(rows: pd.DataFrame) -> list[Rung]:
     return every
 
 
+def _idle(every: Iterable[Rung]) -> dict[str, int]:
+    """The controls that do not act in some replicates, with their number: what has no effect is no measure of an effect."""
+    controls = {one.name: (one.at(), one.at(step=0)) for one in every if one.group in CONTROLS}
+    counts = {name: int((last <= ACTS * first.reindex(last.index)).sum()) for name, (last, first) in controls.items()}
+    return {name: count for name, count in counts.items() if count}
+
+
 def _acting(every: list[Rung]) -> tuple[list[Rung], str]:
-    """The rungs without controls that do not act, and a sentence on those: what has no effect is no measure of an effect.
+    """The rungs without controls that do not act, and a sentence on those.
 
     Raises:
         Undecidable: if none acts.
     """
-    idle = {
-        one.name: int((one.at() <= ACTS * one.at(step=0).reindex(one.at().index)).sum()) for one in every if one.group in CONTROLS
-    }
+    idle = _idle(every)
     listed = ", ".join(
         f"{name} (in {count} of its replicates the Wasserstein distance at the last step is at most {ACTS:g} times the first)"
         for name, count in idle.items()
-        if count
     )
-    acting = [one for one in every if not idle.get(one.name)]
+    acting = [one for one in every if one.name not in idle]
     if not acting:
         raise Undecidable(f"the control did not act: {listed}")
     return acting, f" Left out, because the control did not act: {listed}." if listed else ""
@@ -476,13 +480,14 @@ def draw_weights(rows: pd.DataFrame) -> Figure:
 
 
 def draw_ratio(rows: pd.DataFrame) -> Figure:
-    """The Wasserstein distance of every run over that with flash attention, over the steps, by what differs."""
+    """The Wasserstein distance of every run that acts over that with flash attention, over the steps, by what differs."""
     table = _table(rows)
     table = table[table[WASSERSTEIN] > 0].assign(log=lambda own: np.log(own[WASSERSTEIN].astype(float)))
     place = [SCENARIO, "seed", "step"]
     flash = table[table["group"] == Group.FLASH.words].groupby(place)["log"].mean().rename("flash").reset_index()
     table = table[table["group"] != Group.FLASH.words].merge(flash, on=place)
     table = table.assign(ratio=np.exp(table["log"] - table["flash"]))
+    table = table[~table["run"].isin([name for own in ordered(rows) for name in _idle(rungs(of_scenario(rows, own)))])]
     facet = [TITLE, "group"] if rows[TITLE].nunique() > 1 else ["group"]
     shades = {run: _SHADES[group] for run, group in zip(table["run"], table["group"], strict=True)}
     text = "training steps", "Wasserstein distance over that with flash attention"
@@ -497,7 +502,7 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
     y = {"At the last step": WASSERSTEIN, "Growth per step": "growth"}
     facet = [TITLE, QUANTITY] if rows[TITLE].nunique() > 1 else [QUANTITY]
     text = "", "Wasserstein distance of all weights from those of the reference"
-    return draw(table, x="run", y=y, colour=["group"], facet=facet, text=text, shades=_SHADES)
+    return draw(table, x="run", y=y, colour=["group"], facet=facet, text=text, shades=_SHADES, floor=1e-6)
 
 
 _ACROSS = 4  # panels beside one another

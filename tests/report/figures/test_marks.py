@@ -7,12 +7,12 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
-from numdev.report.figures.marks import Dot, around, at_least_a_decade, draw_rows, line
+from numdev.report.figures.marks import Dot, around, at_least_a_decade, draw_rows, line, short
 from numdev.report.figures.theme import freeze, styled, to_svg
 from numdev.report.statistics import Interval
 
@@ -30,6 +30,15 @@ def test_every_value_lies_on_the_axis_and_a_share_of_it_is_free(values: list[tup
     assert low < min(value for value, _ in values)
     assert math.log(high / max(value for value, _ in values)) >= room * math.log(high / low)
     assert high / low >= 10
+
+
+@given(st.integers(1, 999_999))
+@example(1024)
+@example(1536)
+def test_a_number_in_short_is_that_number(number: int) -> None:
+    text = short(number)
+    unit = {"k": 1 << 10, "M": 1 << 20}.get(text[-1], 1)
+    assert float(text.rstrip("kM")) * unit == number
 
 
 def test_rows_have_a_mark_or_a_word() -> None:

@@ -119,6 +119,16 @@ def test_a_control_that_does_not_act_divides_nothing(claim: str) -> None:
     assert "Left out, because the control did not act: one ulp (in 3 of its" in both.sentence
 
 
+def test_a_control_that_does_not_act_widens_no_axis() -> None:
+    rows = rows_of(ladder(one_ulp=HIDDEN))
+    assert Group.ULP.words not in {axes.get_title(loc="left") for axes in FIGURES["training_ratio"](rows).axes}
+    last = FIGURES["training_ladder"](rows).axes[0]
+    assert last.get_xlim()[0] > 1e-6
+    (text,) = (one for one in last.texts if one.get_text().startswith("←"))
+    assert last.get_yticklabels()[round(float(text.xy[1]))].get_text() == "one ulp"  # type: ignore[attr-defined]
+    assert FIGURES["training_ratio"](rows_of([Trained("one_ulp", HIDDEN, {"ulp": 1})])).axes is not None
+
+
 @pytest.mark.parametrize("power", [0.3, 1.0])
 def test_exponents_and_ratios_are_those_of_the_laws(power: float) -> None:
     own = rungs(rows_of(ladder(triton=Law(2e-4, power, noise=0.0))))

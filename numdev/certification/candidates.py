@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -51,18 +52,18 @@ class Candidate:
 
 DECLARED = Candidate("declared", "the declared policy", permitted=True)
 
-
-_SCALED_INPUTS = ("Q in base 2", "scaled Q", "scaled Q in base 2", "scaled K", "scaled K in base 2")
+_SCALED_INPUTS = ("Q in base 2", "scaled Q*", "scaled K*")
 _FORWARD_STEPS = {
-    "scores": ("scores", "scaled scores", "scaled scores in base 2", "scaled scores + exponentials + the row sum"),
+    "scores": ("scores", "scaled scores*", "scaled scores + exponentials + the row sum"),
     "maximum": (
-        *(f"{m}{base}" for m in ("the running maximum", "the maximum that is kept", "the m of P") for base in ("", " in base 2")),
-        *(f"the maximum that is kept{base} + the m of the LSE{base}" for base in ("", " in base 2")),
+        "the running maximum*",
+        "the maximum that is kept*",
+        "the m of P*",
+        "the maximum that is kept* + the m of the LSE*",
     ),
     "exponential": (
-        *("exponentials", "exponentials + alpha"),
-        *(f"S - m{base}{p}" for base in ("", " in base 2") for p in ("", " + exponentials")),
-        *(f"S - m{base} + the fall of m{base}{p}" for base in ("", " in base 2") for p in ("", " + exponentials + alpha")),
+        *("exponentials", "exponentials + alpha", "S - m*", "S - m* + exponentials"),
+        *("S - m* + the fall of m*", "S - m* + the fall of m* + exponentials + alpha"),
     ),
     "probabilities": ("P",),
     "rescale": ("alpha", "alpha of O", "alpha of l"),
@@ -73,23 +74,23 @@ _FORWARD_STEPS = {
         "the accumulator divided in every tile",
     ),
     "division": ("the dividend O", "the divisor l", "1 / l", "the dividend O + 1 / l"),
-    "splits": ("the O of splits", "the LSE of splits", "the LSE of splits in base 2", "weights of splits"),
-    "lse": ("the LSE", "the LSE in base 2", "the l of the LSE"),
+    "splits": ("the O of splits", "the LSE of splits*", "weights of splits"),
+    "lse": ("the LSE*", "the l of the LSE"),
     "scale": _SCALED_INPUTS,
 }
-"""Of each step the places in which it may be rounded, in those joined by + alike; of the results of `Simulation.forward`."""
+"""Of each step the places in which it may be rounded, those with a * in base 2 too, and those joined by + alike."""
 _BACKWARD_STEPS = {
-    "scores": ("scores", "scaled scores", "scaled scores in base 2"),
-    "lse": ("the LSE that is read", "the LSE that is read in base 2"),
-    "exponential": ("exponentials", "S - m", "S - m in base 2"),
+    "scores": ("scores", "scaled scores*"),
+    "lse": ("the LSE that is read*",),
+    "exponential": ("exponentials", "S - m*"),
     "delta": ("delta", "the O that is read", "the terms of delta"),
     "dp": ("dP", "the dO of dP"),
     "difference": ("dP - delta", "P dP + P delta"),
     **{
-        " and ".join(names): tuple(
-            " + ".join(f"the {what} of {symbol(name)}" for name in names) for what in ("running sum", "products")
+        each.lower().replace(" + ", " and "): tuple(
+            " + ".join(f"the {what} of {name}" for name in each.split(" + ")) for what in ("running sum", "products")
         )
-        for names in (("dq",), ("dk",), ("dv",), ("dk", "dv"), ("dq", "dk", "dv"))
+        for each in ("dQ", "dK", "dV", "dK + dV", "dQ + dK + dV")
     },
     "probabilities": ("P",),
     "ds": ("dS",),
@@ -107,28 +108,27 @@ _BY_TOKENS = (*_SHARED["token"], *_SHARED["head"])
 _SIZES = ((64, 64), (64, 128), (128, 64), (128, 128))
 _BY_TILES = tuple(Stored(fmt, each="tile", size=size) for fmt in _OF_8_BITS for size in _SIZES)
 _BY_KEYS = tuple(Stored(fmt, each="tile", size=(1, keys)) for fmt in (E4M3FN, INT8) for keys in (16, 32, 48, 64, 96, 128))
-_OF_INPUTS = (*(each for shared in _SHARED.values() for each in shared), *_MICROSCALED, *_8_BITS)
 _IN_8_BITS: Mapping[str, tuple[Stored, ...]] = {
     **dict.fromkeys(("scores", "the product P V", "the O that is read", "the dO of dP"), _8_BITS),
     "P": (*_8_BITS, *_SCALED, Stored(E4M3FN, 448.0), Stored(INT8, 127.0), *_BY_TOKENS, *_BY_KEYS, *_MICROSCALED),
     "dP": (*_8_BITS, *_SCALED, *_BY_TOKENS),
     "dS": (*_8_BITS, *_SCALED, *_BY_TOKENS, *_BY_TILES),
+    **dict.fromkeys(("Q", "K", "V", "dO", "Q + K", "Q + K + V"), (*sum(_SHARED.values(), ()), *_MICROSCALED, *_8_BITS)),
 }
-"""Places of what may be stored in 8 bits, and how, factors included."""
+"""Places of what may be stored in 8 bits, and how, factors included; inputs that are quantised together."""
 
 
 def _rounded(step: str, places: str, formats: Iterable[Stored], own: Format = FP32) -> Iterator[Candidate]:
     """Places in each of some formats; of what the policy rounds to `own` a wider one is permitted."""
-    for fmt in formats:
-        changes, permitted = dict.fromkeys(places.split(" + "), fmt), fmt.fmt.precision > own.precision
-        yield Candidate(step, f"{places.replace(' + ', ' and ')} in {fmt}", changes, permitted)
+    for base in ("", " in base 2") if "*" in places else ("",):
+        alike = places.replace("*", base)
+        for fmt in formats:
+            title, permitted = f"{alike.replace(' + ', ' and ')} in {fmt}", fmt.fmt.precision > own.precision
+            yield Candidate(step, title, dict.fromkeys(alike.split(" + "), fmt), permitted)
 
 
 def _roundings(steps: Mapping[str, tuple[str, ...]], inputs: Sequence[str], declared: Any) -> Iterator[Candidate]:
-    """Every place in every format that is not that of the policy; the output in those through which a kernel may take it.
-
-    Inputs are in 8 bits, and some may be quantised together.
-    """
+    """Every place in every format that is not that of the policy; the output in those through which a kernel may take it."""
     output = declared.output.to
     truncated = Stored(output, rounding=Rounding.TOWARD_ZERO)
     for step, places in ((step, each) for step, every in steps.items() for each in every):
@@ -140,12 +140,12 @@ def _roundings(steps: Mapping[str, tuple[str, ...]], inputs: Sequence[str], decl
     through = (Stored(BF16), *powers, truncated, Stored(E4M3FN), *_BY_TOKENS)
     yield from _rounded("output", "the output", [each for each in through if each != Stored(output)])
     for places in inputs:
-        yield from _rounded(places.lower().replace(" + ", "+"), places, _OF_INPUTS)
+        yield from _rounded(places.lower().replace(" + ", "+"), places, _IN_8_BITS[places])
 
 
-def _exponential(title: str, exp: Change, of_alpha: bool = False, *, fitted: bool = False) -> Candidate:
+def _exponential(title: str, exp: Change, of_alpha: bool = False, fitted: bool = False, **more: Change) -> Candidate:
     """Of P alone, or of alpha too."""
-    changes = {"exp": exp, "exp of alpha": exp} if of_alpha else {"exp": exp}
+    changes = {"exp": exp, **({"exp of alpha": exp} if of_alpha else {}), **more}
     return Candidate("exponential", f"{title}{', of alpha too' if of_alpha else ''}", changes, fitted=fitted)
 
 
@@ -153,6 +153,11 @@ def _by_polynomial(degree: int, of_alpha: bool) -> Candidate:
     """Exponentials `2^n p(x - n)`, `n = floor(x)`, with the best polynomial p of a degree."""
     title = f"an exponential by a polynomial of degree {degree}"
     return _exponential(title, lambda x: exp2_polynomial(x * LOG2_E, EXP2_MINIMAX[degree]), of_alpha)
+
+
+def _of_table(x: Tensor, entries: int, index: Change) -> Tensor:
+    """2^f, of f to one of so many in 1."""
+    return torch.exp2(index(x * (LOG2_E * entries)) / entries)
 
 
 CURVES: Mapping[str, Change] = {
@@ -193,14 +198,8 @@ def reduced(whole: Change, error: float) -> Candidate:
 def clamped(masked: bool, least: float) -> Candidate:
     """The argument of an exponential is no less than a number, that of keys that are not seen either."""
     title = f"an exponential whose argument is at least {least:.3g}{', of masked keys too' if masked else ''}"
-    plain = _exponential(title, lambda x: x.clamp(least).exp().masked_fill(x == NEVER, 0.0), True, fitted=True)
-    return replace(plain, changes={**plain.changes, "hidden": lambda _: -1e30}) if masked else plain
-
-
-def _by_table(entries: int, index: Change, word: str) -> Candidate:
-    """2^f, of f to one of so many in 1."""
-    title = f"an exponential from a table of {entries} entries{word}"
-    return _exponential(title, lambda x: torch.exp2(index(x * (LOG2_E * entries)) / entries))
+    hidden: dict[str, Change] = {"hidden": lambda _: -1e30} if masked else {}
+    return _exponential(title, lambda x: x.clamp(least).exp().masked_fill(x == NEVER, 0.0), True, fitted=True, **hidden)
 
 
 def scaled(scales: Iterable[float], factors: Sequence[float]) -> Candidate:
@@ -214,8 +213,7 @@ def scaled(scales: Iterable[float], factors: Sequence[float]) -> Candidate:
 def capped(place: str, inverse_square: float) -> Candidate:
     """Scores, before or after their scale, with a soft cap; their error is about linear in the parameter."""
     most = max(abs(inverse_square), 1e-12) ** -0.5  # a fit may step below 0
-    change = {place: lambda s: most * (s / most).tanh()}
-    return Candidate("scores", f"{place} with a soft cap of {most:.3g}", change, fitted=True)
+    return Candidate("scores", f"{place} with a soft cap of {most:.3g}", {place: lambda s: most * (s / most).tanh()}, fitted=True)
 
 
 def limited(place: str, most: float) -> Candidate:
@@ -232,9 +230,9 @@ def overflowing(most: float) -> Candidate:
 
 def off(name: str, factor: float) -> Candidate:
     """A result, but for the LSE, times a factor."""
-    place, change = {"out": "1 / l", "dq": "scale of dQ", "dk": "scale of dK"}.get(name, ""), partial(operator.mul, factor)
-    changes: dict[str, Change] = {place: change} if place else {"dK and dV": lambda pair: (pair[0], change(pair[1]))}
-    return Candidate("output", f"{'O' if name == 'out' else symbol(name)} times {factor:.4g}", changes, fitted=True)
+    place = {"out": "1 / l", "dq": "scale of dQ", "dk": "scale of dK", "dv": "dV"}[name]
+    title = f"{'O' if name == 'out' else symbol(name)} times {factor:.4g}"
+    return Candidate("output", title, {place: partial(operator.mul, factor)}, fitted=True)
 
 
 def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate]:
@@ -262,47 +260,17 @@ def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate
     def of_lse(p: Tensor, delta: Tensor, dp: Tensor, k: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
         return p * nearest(own["dq"], p * (dp - delta) @ k), delta
 
-    unknown = partial(Candidate, fitted=True)
-    if "dq" in outputs:
-        yield unknown("delta", "an unknown error of delta", {"of rows": of_delta})
-        yield unknown("lse", "an unknown error of the LSE that is read", {"of rows": of_lse})
-        return
-    yield unknown("division", f"an unknown error of {'' if 'lse' in outputs else 'l, or of '}1 / l", {"results": of_division})
-    if "lse" in outputs:
-        yield unknown("row_sum", "an unknown error of the row sum", {"results": of_sum})
-        alone = {"results": lambda out, lse, own: (out, own["lse"][..., None])}
-        yield unknown("lse", "an unknown error of the LSE alone", alone)
-
-
-def _rounded_up(lengths: Tensor, n: int) -> Tensor:
-    return -(-lengths // n) * n
-
-
-_IGNORED: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
-_ALL_KEYS: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
-_READ: dict[str, Change] = _ALL_KEYS | {"padding": lambda x: x}
-_MASK_FAULTS = (
-    *(
-        Candidate(what, f"{title} of one key too {word}", {what: partial(operator.add, off)})
-        for off, word in ((1, "many"), (-1, "few"))
-        for what, title in {"limit": "a causal limit", "window": "a window"}.items()
-    ),
-    Candidate("limit", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]}),
-    Candidate("limit", "a causal limit that is ignored", {"limit": _IGNORED["limit"]}),
-    Candidate("window", "a window that is ignored", {"window": _IGNORED["window"]}),
-    *(
-        Candidate(
-            "lengths", f"key lengths rounded up to a multiple of {title}{word}", {"lengths": partial(_rounded_up, n=n), **read}
-        )
-        for n, title in {8: "8, 16 or 32", 64: "64 or 128"}.items()  # which no case tells apart
-        for word, read in {"": {}, ", of padding that is read": {"padding": _READ["padding"]}}.items()
-    ),
-    Candidate("lengths", "padded keys that are read", _READ),
-    Candidate("lengths", "padded keys that count as zeros", _ALL_KEYS),
-    Candidate("mask", "every mask ignored", _IGNORED | _READ),
-    Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))}),
-)
-"""Faults of limits, lengths and heads, which both passes have."""
+    errors: dict[tuple[str, str], Mapping[str, Change]] = {
+        ("delta", "delta"): {"of rows": of_delta},
+        ("lse", "the LSE that is read"): {"of rows": of_lse},
+        ("division", f"{'' if 'lse' in outputs else 'l, or of '}1 / l"): {"results": of_division},
+        ("row_sum", "the row sum"): {"results": of_sum},
+        ("lse", "the LSE alone"): {"results": lambda out, lse, own: (out, own["lse"][..., None])},
+    }
+    candidates = [
+        Candidate(step, f"an unknown error of {title}", change, fitted=True) for (step, title), change in errors.items()
+    ]
+    yield from candidates[:2] if "dq" in outputs else candidates[2 : 5 if "lse" in outputs else 3]
 
 
 _ZERO = torch.zeros(())
@@ -323,22 +291,6 @@ def _by_pairs(p: Tensor, _: Tensor, stored: Stored) -> Tensor:
     return p
 
 
-def _accumulations() -> Iterator[Candidate]:
-    """Sums that are stored within a tile, after each term or after so many as one instruction adds."""
-    for stored in (Stored(BF16), Stored(FP16), _TRUNCATED):
-        for terms in (1, 4, 8, 16, 32, 64):
-            every = f"{stored} after every {f'{terms} keys' if terms > 1 else 'key'}"
-            change = partial(_accumulated, stored=stored, terms=terms)
-            yield Candidate("accumulator", f"the accumulator in {every}", {"the sum of P V": change})
-            yield Candidate("values", f"the product P V in {every}", {"product of P and V": partial(change, _ZERO)})
-        for terms in (8, 16, 32):
-            change = partial(_accumulated, _ZERO, stored=stored, terms=terms)
-            yield Candidate("scores", f"scores in {stored} after every {terms} columns", {"product": change})
-        of_sum, title = partial(_accumulated, _ZERO, stored=stored, terms=1), f"the row sum in {stored}"
-        yield Candidate("row_sum", f"{title} after every key", {"sum": of_sum})
-        yield Candidate("row_sum", f"{title}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
-
-
 def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
     """A tensor with a number in one place of a dimension, if that is so long."""
     return x if place >= x.shape[dim] else x.index_fill(dim, torch.tensor(place % x.shape[dim]), value)
@@ -356,26 +308,10 @@ def _with_a_sink(out: Tensor, lse: Tensor, _: Tensors) -> tuple[Tensor, Tensor]:
     return out * (lse - more).exp(), more
 
 
-def _of_two_bases() -> Iterator[Candidate]:
-    """Splits whose LSE has another base than that by which they are merged, so that they weigh a power of what they should."""
-
-    def lse(lses: Tensor, power: float, of_sum: float) -> Tensor:
-        most = lses.amax(0, keepdim=True).clamp(min=-1e30)
-        return most + of_sum * torch.logsumexp((lses - most) * power, 0, keepdim=True)
-
-    for power, what in ((math.log(2), "2 to the power of their LSE"), (LOG2_E, "e to the power of their LSE in base 2")):
-        weights: dict[str, Change] = {"what weighs splits": lambda lses, m, power=power: power * lses}
-        yield Candidate("splits", f"splits weighed by {what}", weights)
-        for word, of_sum in (("", 1 / power), (" and the logarithm in another base", 1.0)):
-            merge = {"the LSE of all splits": partial(lse, power=power, of_sum=of_sum)}
-            yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | merge)
-
-
-_MERGES: Mapping[str, Any] = {
-    "by pairs": {"by_pairs": True},
-    "one after the other": {},
-    "from the last to the first": {"order": -1},
-}
+def _sum_in_another_base(lses: Tensor, power: float, of_sum: float) -> Tensor:
+    """The LSE of all splits, by a power of the exponentials of theirs, and a logarithm times a factor."""
+    most = lses.amax(0, keepdim=True).clamp(min=-1e30)
+    return most + of_sum * torch.logsumexp((lses - most) * power, 0, keepdim=True)
 
 
 def _merged(
@@ -397,13 +333,17 @@ def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
     return flushed
 
 
+def _missed(alpha: Tensor, least: float) -> Tensor:
+    return alpha.masked_fill(alpha > least, 1.0)
+
+
 def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
     """Some tiles of V in the buffer of those so many before, which is not filled again, or with 0 each row of the one before."""
     moved = v.flatten(-3, -2).roll(by * v.shape[-2] or 1, -2).unflatten(-2, v.shape[-3:-1])
     return v.index_copy(-3, torch.arange(v.shape[-3])[tiles], moved[..., tiles, :, :])
 
 
-def _without_partial(tiles: Tensor, least: int = _MOST_KEYS) -> Tensor:
+def _without_partial(tiles: Tensor, least: int) -> Tensor:
     """Without a last tile of fewer keys than it has room for, and than `least`."""
     keys = int((~tiles[..., -1, :].isneginf().flatten(0, -2).all(0)).sum())
     return _with(tiles, -2, -1, NEVER) if tiles.shape[-2] > 1 and keys < min(least, tiles.shape[-1]) else tiles
@@ -413,6 +353,88 @@ def _without_rows(p: Tensor, delta: Tensor, *_: object, rows: int) -> tuple[Tens
     """P of 0 for the queries beyond the last whole tile of so many."""
     first = p.shape[-2] // rows * rows or p.shape[-2]
     return p.masked_fill((torch.arange(p.shape[-2]) >= first)[:, None], 0.0), delta
+
+
+def _mask_faults() -> Iterator[Candidate]:
+    """Faults of limits, lengths and heads, which both passes have."""
+    for off_by, word in ((1, "many"), (-1, "few")):
+        for what, title in {"limit": "a causal limit", "window": "a window"}.items():
+            yield Candidate(what, f"{title} of one key too {word}", {what: partial(operator.add, off_by)})
+    ignored: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
+    zeros: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
+    read: dict[str, Change] = {"padding": lambda x: x}
+    yield Candidate("limit", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]})
+    yield Candidate("limit", "a causal limit that is ignored", {"limit": ignored["limit"]})
+    yield Candidate("window", "a window that is ignored", {"window": ignored["window"]})
+    for n, title in {8: "8, 16 or 32", 64: "64 or 128"}.items():  # which no case tells apart
+        up: dict[str, Change] = {"lengths": lambda x, n=n: -(-x // n) * n}
+        yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}", up)
+        yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}, of padding that is read", up | read)
+    yield Candidate("lengths", "padded keys that are read", zeros | read)
+    yield Candidate("lengths", "padded keys that count as zeros", zeros)
+    yield Candidate("mask", "every mask ignored", ignored | zeros | read)
+    yield Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))})
+
+
+def _faults_of_tiles() -> Iterator[Candidate]:
+    """Keys, their padding and rows of V, in all tiles or some."""
+    counted: dict[str, Change] = {
+        "padding of tiles": lambda _: 0.0,
+        "the most keys of a tile": lambda keys: max(keys, _MOST_KEYS),
+    }
+    yield Candidate("padding", "padding of the last tile counted in the row sum", counted)
+    yield Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: _with(x, -2, -1, NEVER)})
+    for n in (_MOST_KEYS, 8, 16, 32):
+        title = "a last partial tile" if n == _MOST_KEYS else f"a last tile of fewer than {n} keys, or of some more,"
+        yield Candidate("tile", f"{title} left out", {"tiles of scores": partial(_without_partial, least=n)})
+    misread = {"the tile before": (1, slice(1, None)), "the tile after": (-1, slice(None, -1))}
+    misread |= {"the tile before in the last one": (1, slice(-1, None))}
+    misread |= {f"tile {tile} read a key too early": (0, slice(tile, tile + 1)) for tile in range(1, _LATE)}
+    for title, (by, tiles) in misread.items():
+        yield Candidate("tile", f"V of {title}", {"tiles of V": partial(_misread, by=by, tiles=tiles)})
+
+
+def _faults_of_splits() -> Iterator[Candidate]:
+    """What weighs splits, and the format in which they are merged, which may have another base than their LSE."""
+    yield Candidate(
+        "splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}
+    )
+    yield Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m})
+    yield Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m})
+    for power, what in ((math.log(2), "2 to the power of their LSE"), (LOG2_E, "e to the power of their LSE in base 2")):
+        weights: dict[str, Change] = {"what weighs splits": lambda lses, m, power=power: power * lses}
+        yield Candidate("splits", f"splits weighed by {what}", weights)
+        for word, of_sum in (("", 1 / power), (" and the logarithm in another base", 1.0)):
+            of_all: dict[str, Change] = {"the LSE of all splits": partial(_sum_in_another_base, power=power, of_sum=of_sum)}
+            yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | of_all)
+    ways: dict[str, Any] = {
+        "by pairs": {"by_pairs": True},
+        "one after the other": {},
+        "from the last to the first": {"order": -1},
+    }
+    for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
+        places, shares = f"of splits in {stored}", partial(_shares, stored=stored)
+        yield Candidate("splits", f"weights {places}, divided by their sum", {"weights of splits": shares})
+        for what in ("the O", "the sums", "the LSE", "the O and the LSE"):
+            merge = partial(_merged, stored=dict.fromkeys(what.split(" and "), stored))
+            for word, how in ways.items():
+                yield Candidate("splits", f"{what} {places}, merged {word}", {"merge": partial(merge, **how)})
+
+
+def _accumulations() -> Iterator[Candidate]:
+    """Sums that are stored within a tile, after each term or after so many as one instruction adds."""
+    for stored in (Stored(BF16), Stored(FP16), _TRUNCATED):
+        for terms in (1, 4, 8, 16, 32, 64):
+            every = f"{stored} after every {f'{terms} keys' if terms > 1 else 'key'}"
+            change = partial(_accumulated, stored=stored, terms=terms)
+            yield Candidate("accumulator", f"the accumulator in {every}", {"the sum of P V": change})
+            yield Candidate("values", f"the product P V in {every}", {"product of P and V": partial(change, _ZERO)})
+        for terms in (8, 16, 32):
+            change = partial(_accumulated, _ZERO, stored=stored, terms=terms)
+            yield Candidate("scores", f"scores in {stored} after every {terms} columns", {"product": change})
+        of_sum, title = partial(_accumulated, _ZERO, stored=stored, terms=1), f"the row sum in {stored}"
+        yield Candidate("row_sum", f"{title} after every key", {"sum": of_sum})
+        yield Candidate("row_sum", f"{title}, added by pairs", {"sum": partial(_by_pairs, stored=stored)})
 
 
 _FORWARD_FAULTS = (
@@ -425,42 +447,11 @@ _FORWARD_FAULTS = (
     Candidate("lse", "an LSE times log 2", {"the LSE": lambda x: x / LOG2_E}),
     Candidate("lse", "an LSE of m and log2 l", {"the l of the LSE": lambda x: x**LOG2_E}),
     Candidate("heads", "a last head that is not computed", {"results": lambda out, lse, _: (_with(out, 1, -1, 0.0), lse)}),
-    Candidate(
-        "padding",
-        "padding of the last tile counted in the row sum",
-        {"padding of tiles": lambda _: 0.0, "the most keys of a tile": lambda keys: max(keys, _MOST_KEYS)},
-    ),
-    Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: _with(x, -2, -1, NEVER)}),
-    Candidate("tile", "a last partial tile left out", {"tiles of scores": _without_partial}),
-    *(
-        Candidate(
-            "tile",
-            f"a last tile of fewer than {n} keys, or of some more, left out",
-            {"tiles of scores": partial(_without_partial, least=n)},
-        )
-        for n in (8, 16, 32)
-    ),
-    Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
-    Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m}),
-    Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m}),
-    *(
-        Candidate("tile", f"V of {title}", {"tiles of V": partial(_misread, by=by, tiles=tiles)})
-        for title, by, tiles in (
-            *(("the tile before", 1, slice(1, None)), ("the tile after", -1, slice(None, -1))),
-            *(("the tile before in the last one", 1, slice(-1, None)),),
-            *((f"tile {tile} read a key too early", 0, slice(tile, tile + 1)) for tile in range(1, _LATE)),
-        )
-    ),
+    Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255}),
 )
 _BACKWARD_FAULTS = (
     Candidate("tile", "a last tile of keys left out", {"the tiles of dQ": lambda starts: starts[:-1] or starts}),
     Candidate("tile", "a last tile of queries left out", {f"the tiles of {x}": lambda at: at[:-1] or at for x in ("dK", "dV")}),
-    *(
-        Candidate(
-            "tile", f"a last partial tile of {rows} queries left out, of dQ too", {"of rows": partial(_without_rows, rows=rows)}
-        )
-        for rows in (16, 32, 64, 128)
-    ),
     Candidate("delta", "dS without delta", {"delta": lambda x: 0 * x}),
     Candidate("delta", "delta added to dP", {"delta": lambda x: -x}),
     Candidate("lse", "an LSE that is taken for one in base 2", {"the LSE that is read": lambda x: x / LOG2_E}),
@@ -468,8 +459,10 @@ _BACKWARD_FAULTS = (
     Candidate("heads", "dK and dV of the first head of a group alone", {"heads of a group": lambda x: (x == 0).double()}),
     Candidate("heads", "dK and dV of the last head of a group alone", {"heads of a group": lambda x: (x == x.max()).double()}),
     Candidate("dk and dv", "dK and dV exchanged", {"dK and dV": lambda pair: pair[::-1]}),
-    *(Candidate(x, f"{symbol(x)} without the scale", {f"scale of {symbol(x)}": lambda _: 1.0}) for x in ("dq", "dk")),
-    *(Candidate(x, f"{symbol(x)} with the scale twice", {f"scale of {symbol(x)}": lambda c: c**2}) for x in ("dq", "dk")),
+    Candidate("dq", "dQ without the scale", {"scale of dQ": lambda _: 1.0}),
+    Candidate("dk", "dK without the scale", {"scale of dK": lambda _: 1.0}),
+    Candidate("dq", "dQ with the scale twice", {"scale of dQ": lambda c: c**2}),
+    Candidate("dk", "dK with the scale twice", {"scale of dK": lambda c: c**2}),
 )
 
 
@@ -481,31 +474,20 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         if each.step == "probabilities" and not each.permitted:
             yield Candidate("probabilities", f"{each.title}, of which l is the sum", {**each.changes, **over})
     yield from (_by_polynomial(degree, of_alpha) for degree in (1, 2, 3, 4) for of_alpha in (False, True))
-    for bits in range(4, 9):
-        yield _by_table(2**bits, torch.round, "")
-        yield _by_table(2**bits, torch.floor, ", truncated")
-    yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_of_two_bases(), *_accumulations())
-    yield Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255})
-    for stored, least in ((Stored(FP16), 14), (Stored(E4M3FN), 6)):
-        flushed = partial(_flushed, least=2.0**-least, then=stored)
-        yield Candidate("probabilities", f"P in {stored}, below 2^-{least} flushed", {"P": flushed})
-    for power in _POWERS:
-        title, flushed = f"below 2^-{power} flushed", partial(_flushed, least=2.0**-power)
-        yield Candidate("probabilities", f"P {title}", {"P": partial(flushed, then=Stored(declared.output.to))})
-        yield Candidate("exponential", f"exponentials {title}", {"exponentials": flushed})
-    for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
-        places, shares = f"of splits in {stored}", partial(_shares, stored=stored)
-        yield Candidate("splits", f"weights {places}, divided by their sum", {"weights of splits": shares})
-        for what in ("the O", "the sums", "the LSE", "the O and the LSE"):
-            merge = partial(_merged, stored=dict.fromkeys(what.split(" and "), stored))
-            for word, how in _MERGES.items():
-                yield Candidate("splits", f"{what} {places}, merged {word}", {"merge": partial(merge, **how)})
+    for bits, (word, index) in product(range(4, 9), {"": torch.round, ", truncated": torch.floor}.items()):
+        title = f"an exponential from a table of {2**bits} entries{word}"
+        yield _exponential(title, partial(_of_table, entries=2**bits, index=index))
+    yield from (*_mask_faults(), *_FORWARD_FAULTS, *_faults_of_tiles(), *_faults_of_splits(), *_accumulations())
+    flushes = [(Stored(declared.output.to), power, "P") for power in _POWERS]
+    for stored, power, title in ((Stored(FP16), 14, "P in FP16,"), (Stored(E4M3FN), 6, "P in E4M3,"), *flushes):
+        flushed = partial(_flushed, least=2.0**-power)
+        yield Candidate("probabilities", f"{title} below 2^-{power} flushed", {"P": partial(flushed, then=stored)})
+        if title == "P":
+            yield Candidate("exponential", f"exponentials below 2^-{power} flushed", {"exponentials": flushed})
     for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
         missed: dict[str, Change] = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):
-            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = lambda x, least=2.0**-power: x.masked_fill(
-                x > least, 1.0
-            )
+            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = partial(_missed, least=2.0**-power)
         for tile in range(1, _LATE):
             missed[f"a rescale of {what} missed, at tile {tile}"] = partial(_with, dim=-1, place=tile, value=1.0)
         yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())
@@ -515,7 +497,10 @@ def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from _roundings(_BACKWARD_STEPS, ("Q", "K", "V", "dO", "Q + K"), declared)
     yield from _rounded("probabilities", "P", _BY_TILES)
     yield from (_by_polynomial(degree, False) for degree in (1, 2, 3, 4))
-    yield from (*_MASK_FAULTS, *_BACKWARD_FAULTS)
+    yield from (*_mask_faults(), *_BACKWARD_FAULTS)
+    for rows in (16, 32, 64, 128):
+        title = f"a last partial tile of {rows} queries left out, of dQ too"
+        yield Candidate("tile", title, {"of rows": partial(_without_rows, rows=rows)})
     for power in _POWERS:
         flushed = partial(_flushed, least=2.0**-power)
         yield Candidate("exponential", f"P below 2^-{power} flushed", {"exponentials": flushed})

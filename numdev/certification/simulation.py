@@ -335,7 +335,7 @@ class Simulation:
         dq = self._summed("dQ", ds, k) * self.at("scale of dQ", self.inputs.scale)
         dk = self._summed("dK", ds.mT, q) * self.at("scale of dK", self.inputs.scale)
         dv = self._summed("dV", self._stored("probabilities", p).mT, do)
-        dk, dv = self.at("dK and dV", (self._of_groups(dk), self._of_groups(dv)))
+        dk, dv = self.at("dK and dV", (self._of_groups(dk), self.at("dV", self._of_groups(dv))))
         return {name: self._stored("output", x) for name, x in {"dq": dq, "dk": dk, "dv": dv}.items()}
 
     def _summed(self, name: str, a: Tensor, b: Tensor) -> Tensor:

@@ -43,8 +43,8 @@ _CLEAR = 0.4  # in log r: tiles are stated if all others leave so much more
 _NEAR = 0.1  # in log r: candidates so close to the best cannot be told from it
 _LEAST = 0.02  # of r, below which the roundings of FP32 decide
 _OTHER = 1.5  # times what is left of a gradient that another kernel would have to compute
-_SETTLED = -2.5  # in log r of the outputs that err, the mean over cases: nothing is left to look for
-_HOPELESS = -0.5  # likewise of rows in one tile, in which the right candidate leaves nothing
+_SETTLED = 0.99  # of the error explained: nothing is left to look for
+_HOPELESS, _EXPLAINS = 0.63, 0.45  # of rows in one tile, in which the right candidate explains all; for a fit to be repeated
 _FEW_KEYS = ONE_TILE[0].bc
 _MANY_KEYS = 2000  # cases of more are slow, and only the best candidates are compared on them
 _ALIKE, _POOL = 0.3, 1.0  # in log r: what is tried in every layout, and in the best of these
@@ -62,7 +62,7 @@ _REFINED = 6  # candidates that are fitted again in their layout
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
 _START = 0.9  # of a factor of results, or a limit of P, which is at most 1
-_CLAMPS, _LIMITS = tuple(map(float, range(-20, -1, 2))), (1.0, 2.0, 4.0, 8.0, 16.0)  # of an exponential's argument, of scores
+_CLAMPS, _LIMITS = range(-20, -1, 2), (1, 2, 4, 8, 16)  # of an exponential's argument, of scores
 _FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
 Hypothesis = tuple[Candidate, Layout]
 Make = Callable[..., Candidate]
@@ -176,18 +176,19 @@ class Search:
 
     def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
         self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
-        self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
-        telling = self.telling(cases)
+        self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
+        telling, is_forward = self.telling(cases), self.of_pass is FORWARD
         self.light = light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
-        first = int(self.of_pass is FORWARD)  # its sums are over keys alone
-        broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[first:]) > 12 * _FEW_KEYS]
+        broad = [
+            case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS
+        ]
         self.broad = (broad or light)[:2]
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.broad): each for each in reversed(SPLIT)}
-        self.layouts = (UNSPLIT, tuple(different.values())) if self.of_pass is FORWARD else (UNSPLIT[:-2], ())
+        self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())
         self.few = list(dict.fromkeys((*self.broad, light[0]))) if self.errs else self.broad[:1]
-        small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if self.of_pass is FORWARD]
+        small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if is_forward]
         self.in_one_tile = [case for case in small if case.own["out"].numel() >= _FEW_KEYS * case.outputs["out"].shape[-1]]
 
     def telling(self, cases: Sequence[Compared]) -> list[Compared]:
@@ -222,22 +223,20 @@ class Search:
             every = [each for each in every if self.score(each, some) <= limit]
         return sorted(every, key=lambda each: self.score(each, cases))
 
-    def left(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
-        """The mean of log r of the outputs that err, where they do."""
-        pairs = [(case, name) for case in cases for name in self.errs or self.outputs[:1]]
-        pairs = [(case, name) for case, name in pairs if case.excess[name] > _limit(name)] or pairs
-        return sum(math.log(case.left(hypothesis)[name]) for case, name in pairs) / len(pairs)
+    def share(self, hypothesis: Hypothesis, every: Sequence[Compared], names: Sequence[str] = ()) -> float:
+        """Of the error of an output what is explained, the least of those that err, or of the primary one.
 
-    def share(self, hypothesis: Hypothesis, name: str, every: Sequence[Compared]) -> float:
-        """Of the error of an output what is explained: the mean over the cases on which it errs more than permitted."""
-        cases = [case for case in every if case.excess[name] > _limit(name)] or every
-        return sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases)
+        The mean over the cases on which it errs more than permitted.
+        """
+        shares = []
+        for name in names or self.errs or self.outputs[:1]:
+            cases = [case for case in every if case.excess[name] > _limit(name)] or every
+            shares.append(sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases))
+        return min(shares)
 
     def is_settled(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> bool:
         """What explains a few cases, on which P may be 0, has to explain all."""
-        views = (cases, self.light) if cases is self.few else (cases,)
-        is_explained = all(self.share(hypothesis, name, each) > _EXPLAINED for each in views for name in self.errs)
-        return is_explained and all(self.left(hypothesis, each) < _SETTLED for each in views)
+        return all(self.share(hypothesis, each) > _SETTLED for each in (cases, self.light)[: 2 if cases is self.few else 1])
 
     def within(self, ranked: Sequence[Hypothesis], cases: Sequence[Compared], margin: float) -> list[Hypothesis]:
         """Those that are nearly as good as the first."""
@@ -246,24 +245,13 @@ class Search:
     def with_variants(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """With layouts that are like the best but for order, cut and scheme, best first."""
         ranked = self.best(hypotheses, cases)
-        if self.of_pass is BACKWARD:
-            return ranked
         more = [
             (candidate, replace(layout, reverse=reverse, cut=cut, scheme=scheme))
-            for candidate, layout in ranked[:_VARIED]
+            for candidate, layout in ranked[: _VARIED if self.of_pass is FORWARD else 0]
             for reverse, cut, scheme in product((False, True), Cut if layout.splits > 1 else (Cut.TILES,), Scheme)
             if scheme is not Scheme.DIVIDED or layout.bc == WHOLE
         ]
         return self.best([*ranked, *more], cases)
-
-    def declared(self) -> list[Hypothesis]:
-        """The declared policy in all layouts."""
-        ranked: list[Hypothesis] = []
-        for layouts in self.layouts[: 1 if self.errs else 2]:
-            ranked = self.with_variants([*ranked, *((DECLARED, layout) for layout in layouts)], self.broad)
-            if self.is_settled(ranked[0], self.broad):
-                break
-        return ranked
 
     def run(self) -> list[Hypothesis]:
         """Hypotheses, the best first: at first on rows that lie in one tile, then those that are near in every layout."""
@@ -279,13 +267,11 @@ class Search:
         if self.errs:
             ranked = self.combined(ranked, views)
         groups = self.layouts[: 2 if self.errs else 1]
-        if self.in_one_tile and min(self.left(each, views) for each in self.within(ranked, views, _ALIKE)) > _HOPELESS:
+        if self.in_one_tile and max(self.share(each, views) for each in self.within(ranked, views, _ALIKE)) < _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
             of_splits = [each for each in self.catalogue if each.step == "splits"]
             return self.in_layouts(ranked, of_splits, of_splits, [of_keys])
         if self.of_pass is BACKWARD:  # only sums depend on the layout
-            if self.is_settled(ranked[0], views):
-                return ranked
             sums = {f"the {what} of {symbol(name)}" for name in self.errs or self.outputs for what in OF_SUMS}
             pool = wide = [each for each in self.catalogue if each.changes.keys() & sums]
         else:
@@ -307,20 +293,19 @@ class Search:
         first = sorted(kinds, key=lambda each: each.step != "splits")[:_WIDE]
         fitted = [each for each in first if each.fitted]  # which are few, and of which one is likely the best
         for some, more, layouts in ((fitted, fitted, UNSPLIT), *((first, pool, layouts) for layouts in groups)):
+            if ranked and self.is_settled(ranked[0], self.few):
+                break
             every = [(each, layout) for each in some for layout in layouts if _is_in(each, layout)]
             quick = [each for each in every if each[1].cut is not Cut.KEYS or each[0] is DECLARED or each[0].step == "splits"]
             best = list(dict.fromkeys(layout for _, layout in self.with_variants(quick, self.broad)))[:3]
             tried = [(each, layout) for each in more for layout in best if _is_in(each, layout)]
             ranked = self.best([*tried, *ranked], self.few)
-            if self.is_settled(ranked[0], self.few):
-                break
         return ranked
 
     def combined(self, ranked: list[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """With two or three candidates at once, if nearer by far; one alone explains something, and no fit nearly all."""
         for _ in range(2):
-            least, shares = self.score(ranked[0], cases), (self.share(ranked[0], name, cases) for name in self.errs)
-            is_sure = ranked[0][0].fitted and min(shares) > _SURE
+            least, is_sure = self.score(ranked[0], cases), ranked[0][0].fitted and self.share(ranked[0], cases) > _SURE
             if is_sure or self.is_settled(ranked[0], cases) or least > -_NEAR:
                 break
             first = of_steps(ranked)[:_COMBINED]
@@ -335,12 +320,9 @@ class Search:
         """Unknown errors of a step, in all layouts, the best of each step; none unless one explains nearly all and no other."""
         precision = self.cases[0].known.predictions.policy.output.to.precision
         layouts = UNSPLIT if self.of_pass is FORWARD else ONE_TILE[:1]
-        unknown = product(candidates.unknown_errors(precision, self.outputs), layouts)
-        ranked = of_steps(self.with_variants(unknown, self.broad))
-        others = min(self.share(ranked[0], name, self.cases) for name in self.outputs)
-        is_sure = self.rank(ranked[0]).explained > _SURE and len(self.within(ranked, self.broad, _NEAR)) == 1
-        is_sure = is_sure and others > _EXPLAINED
-        return ranked if is_sure else []
+        ranked = of_steps(self.with_variants(product(candidates.unknown_errors(precision, self.outputs), layouts), self.broad))
+        is_sure = self.rank(ranked[0]).explained > _SURE and self.share(ranked[0], self.cases, self.outputs) > _EXPLAINED
+        return ranked if is_sure and len(self.within(ranked, self.broad, _NEAR)) == 1 else []
 
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
@@ -350,16 +332,13 @@ class Search:
         fits: list[Fit] = [(make, (_START,), 1.0, _LEAST_FACTOR, cases) for make in of_results]
         scales = tuple(of_scales.values())
         fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
-        of_scores: list[tuple[Make, Sequence[float]]] = [
-            *((partial(candidates.capped, place), (_CAP,)) for place in ("scaled scores", "scores")),
-            *((partial(candidates.reduced, whole), (0.0,)) for whole in (torch.floor, torch.round)),
-        ]
-        if self.errs:
-            of_scores += [(partial(candidates.clamped, masked), _CLAMPS) for masked in (False, True)]
-            of_scores += [(partial(candidates.limited, "scaled scores"), _LIMITS)]
-        for make, starts in of_scores:
-            (_, best) = min((self.score((make(each), ONE_TILE[0]), telling) if starts[1:] else 0.0, each) for each in starts)
-            fits += [(make, (best,), 0.0, _LEAST_FIT, telling)]
+        fits += [(partial(candidates.capped, place), (_CAP,), 0.0, _LEAST_FIT, telling) for place in ("scaled scores", "scores")]
+        fits += [(partial(candidates.reduced, whole), (0.0,), 0.0, _LEAST_FIT, telling) for whole in (torch.floor, torch.round)]
+        limits: list[tuple[Make, Sequence[int]]] = [(partial(candidates.clamped, masked), _CLAMPS) for masked in (False, True)]
+        limits.append((partial(candidates.limited, "scaled scores"), _LIMITS))
+        for make, starts in limits if self.errs else ():
+            best = min(starts, key=lambda start: self.score((make(start), ONE_TILE[0]), telling))
+            fits.append((make, (best,), 0.0, _LEAST_FIT, telling))
         for make, start, none, least, views in fits:
             values = self.fitted(make, start, views)
             if max(abs(value - none) for value in values) > least:
@@ -395,7 +374,7 @@ class Search:
         """With what was fitted in one tile fitted again in its best layout, in which the roundings are those of the kernel."""
         layouts = dict[Candidate, Layout]()
         for candidate, layout in ranked:
-            if candidate in self.parameters and self.left((candidate, layout), self.few) < -_ALIKE:  # it explains something
+            if candidate in self.parameters and self.share((candidate, layout), self.few) > _EXPLAINS:
                 layouts.setdefault(candidate, layout)
         for candidate, layout in [*layouts.items()][:_REFINED] if not self.is_settled(ranked[0], self.few) else ():
             make, values = self.parameters[candidate]
@@ -434,7 +413,7 @@ class Search:
     def rank(self, hypothesis: Hypothesis) -> Rank:
         """On all cases; explained is the share of the output that errs and has least of it explained."""
         candidate, layout = hypothesis
-        least = min(self.share(hypothesis, name, self.cases) for name in self.errs or self.outputs)
+        least = self.share(hypothesis, self.cases, self.errs or self.outputs)
         about = f"{candidate.step}={candidate.title}", candidate.title, self.score(hypothesis, self.cases), least
         return Rank(*about, least > (_SURE if candidate.fitted else _EXPLAINED), str(layout), candidate.permitted)
 
@@ -484,7 +463,7 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     ratios = [known.ratios(outputs) for known, outputs in results]
     names = [name for name in cases[0].known.predictions.of_pass.outputs if all(name in each for each in ratios)]
     search = Search(cases, [name for name in names if max(float(each[name][:, 0].mean()) for each in ratios) > _limit(name)])
-    tried = search.declared()
+    tried = search.in_layouts([], [DECLARED], [DECLARED], search.layouts[: 1 if search.errs else 2])
     if search.errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried
     if search.errs and not search.rank(tried[0]).is_explained:

@@ -184,7 +184,6 @@ class Pass:
 
     outputs: tuple[str, ...]  # the first of them is primary
     policy: Callable[[str], Any]  # by the name of a preset
-    prepare: Callable[[Inputs, str], Inputs]  # adds to the inputs of a case what the pass reads beside them
     golden: Callable[[Inputs], Tensors]  # exact outputs
     usual: tuple[Layout, ...]  # layouts of the kernels that ship; their largest error is what a policy permits
     emulated: Callable[[Inputs, Any, Layout], Tensors]  # what such a kernel returns
@@ -195,7 +194,6 @@ class Pass:
 FORWARD = Pass(
     outputs=("out", "lse"),
     policy=Precision.parse,
-    prepare=lambda inputs, precision: inputs,
     golden=lambda inputs: Exact()(*inputs.qkv, inputs.mask, inputs.scale).tensors(),
     usual=(
         *(*_USUAL, *(replace(each, scheme=Scheme.LAZY) for each in _USUAL), Layout(64, splits=4, cut=Cut.EVEN)),
@@ -208,7 +206,6 @@ FORWARD = Pass(
 BACKWARD = Pass(
     outputs=("dq", "dk", "dv"),
     policy=BackwardPrecision.parse,
-    prepare=_with_saved,
     golden=lambda inputs: ExactBackward()(*inputs.qkv, inputs.tensors["do"], inputs.mask, inputs.scale).tensors(),
     usual=_USUAL,
     emulated=_backward_emulated,
@@ -237,7 +234,7 @@ class Predictions:
         name = f"{case.name} {seeds}"
         if name not in self._known:
             inputs = case.draw(seeds, self.policy.output.to, self.head_dim)
-            self._known[name] = Known(self, name, self.of_pass.prepare(inputs, self.precision))
+            self._known[name] = Known(self, name, _with_saved(inputs, self.precision) if self.of_pass is BACKWARD else inputs)
         return self._known[name]
 
     def page(self, name: str) -> Page:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import pad, softplus
 
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, INT8, TF32, Format
 from numdev.arithmetic.rounding import Rounding
@@ -248,29 +248,24 @@ def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate
         least, most = ((size - half) / out.abs()).amax(-1, keepdim=True), ((size + half) / out.abs()).amin(-1, keepdim=True)
         return out * ((least + most) / 2).nan_to_num(1.0, 1.0, 1.0), lse
 
-    def of_sum(out: Tensor, lse: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
-        return out * (lse - own["lse"][..., None]).exp().nan_to_num(1.0), own["lse"][..., None]
-
     def nearest(x: Tensor, of: Tensor) -> Tensor:
         return ((x * of).sum(-1, keepdim=True) / of.square().sum(-1, keepdim=True)).nan_to_num(0.0)
 
-    def of_delta(p: Tensor, delta: Tensor, dp: Tensor, k: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
-        return p, delta - nearest(own["dq"] - p * (dp - delta) @ k, p @ k)
+    def of_sum(out: Tensor, lse: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
+        return out * (lse - own["lse"][..., None]).exp().nan_to_num(1.0), own["lse"][..., None]
 
-    def of_lse(p: Tensor, delta: Tensor, dp: Tensor, k: Tensor, own: Tensors) -> tuple[Tensor, Tensor]:
-        return p * nearest(own["dq"], p * (dp - delta) @ k), delta
-
-    errors: dict[tuple[str, str], Mapping[str, Change]] = {
-        ("delta", "delta"): {"of rows": of_delta},
-        ("lse", "the LSE that is read"): {"of rows": of_lse},
-        ("division", f"{'' if 'lse' in outputs else 'l, or of '}1 / l"): {"results": of_division},
-        ("row_sum", "the row sum"): {"results": of_sum},
-        ("lse", "the LSE alone"): {"results": lambda out, lse, own: (out, own["lse"][..., None])},
-    }
-    candidates = [
-        Candidate(step, f"an unknown error of {title}", change, fitted=True) for (step, title), change in errors.items()
-    ]
-    yield from candidates[:2] if "dq" in outputs else candidates[2 : 5 if "lse" in outputs else 3]
+    unknown: tuple[tuple[str, str, str, Change], ...] = (
+        ("division", f"{'' if 'lse' in outputs else 'l, or of '}1 / l", "results", of_division),
+        ("row_sum", "the row sum", "results", of_sum),
+        ("lse", "the LSE alone", "results", lambda out, lse, own: (out, own["lse"][..., None])),
+    )
+    if "dq" in outputs:
+        unknown = (
+            ("delta", "delta", "of rows", lambda p, x, dp, k, own: (p, x - nearest(own["dq"] - p * (dp - x) @ k, p @ k))),
+            ("lse", "the LSE that is read", "of rows", lambda p, x, dp, k, own: (p * nearest(own["dq"], p * (dp - x) @ k), x)),
+        )
+    for step, title, place, change in unknown if {"dq", "lse"} & {*outputs} else unknown[:1]:
+        yield Candidate(step, f"an unknown error of {title}", {place: change}, fitted=True)
 
 
 _ZERO = torch.zeros(())
@@ -303,11 +298,6 @@ def _shares(weights: Tensor, stored: Stored) -> Tensor:
     return x / x.sum(0).masked_fill(most == 0, 1.0)
 
 
-def _with_a_sink(out: Tensor, lse: Tensor, _: Tensors) -> tuple[Tensor, Tensor]:
-    more = torch.logaddexp(lse, torch.zeros_like(lse))
-    return out * (lse - more).exp(), more
-
-
 def _sum_in_another_base(lses: Tensor, power: float, of_sum: float) -> Tensor:
     """The LSE of all splits, by a power of the exponentials of theirs, and a logarithm times a factor."""
     most = lses.amax(0, keepdim=True).clamp(min=-1e30)
@@ -331,10 +321,6 @@ def _merged(
 def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
     flushed: Tensor = then(p.masked_fill(p < least, 0.0))
     return flushed
-
-
-def _missed(alpha: Tensor, least: float) -> Tensor:
-    return alpha.masked_fill(alpha > least, 1.0)
 
 
 def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
@@ -441,7 +427,9 @@ _FORWARD_FAULTS = (
     Candidate("k", "K less its mean in BF16", {"K": lambda x, **_: (mean := x.mean(-2, keepdim=True)) + Stored(BF16)(x - mean)}),
     Candidate("maximum", "a maximum that stays that of the first tile", {"threshold": lambda _: math.inf}),
     Candidate("maximum", "P with the maximum of the tile before", {"the m of P": lambda x: x[..., [0, *range(x.shape[-1] - 1)]]}),
-    Candidate("row_sum", "one more key, of score 0 and value 0", {"results": _with_a_sink}),
+    Candidate(
+        "row_sum", "one more key, of score 0 and value 0", {"results": lambda out, lse, _: (out * lse.sigmoid(), softplus(lse))}
+    ),
     Candidate("rescale", "every rescale missed", {"alpha": torch.ones_like}),
     Candidate("lse", "an LSE in base 2", {"the LSE": lambda x: x * LOG2_E}),
     Candidate("lse", "an LSE times log 2", {"the LSE": lambda x: x / LOG2_E}),
@@ -487,7 +475,8 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
         missed: dict[str, Change] = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):
-            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = partial(_missed, least=2.0**-power)
+            title = f"rescales of {what} by more than 2^-{power:g} missed"
+            missed[title] = lambda x, least=2.0**-power: x.masked_fill(x > least, 1.0)
         for tile in range(1, _LATE):
             missed[f"a rescale of {what} missed, at tile {tile}"] = partial(_with, dim=-1, place=tile, value=1.0)
         yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())

@@ -30,7 +30,6 @@ from numdev.results.record import Column, Use
 
 SCHEMA = 1
 _PREEMPTS = ("untouched", "same bits")  # probes without which the error of a kernel is no property of its steps
-_RANDOM = ("noted", "same bits")
 _FAILURES_SHOWN = 6
 _LEGEND = (
     "(times the permitted error; beside: other outputs; u: unit roundoffs; zeros: of a kernel that returns zeros; ?: undecided)"
@@ -39,9 +38,6 @@ COLUMNS = {"case": "<13", "RMSE": ">17", "largest": ">8", "beside": ">17", "u": 
 """Of the table of cases, each with how text aligns it."""
 DEPTHS = {"quick": (3, 20, (64,)), "full": (5, 40, (64, 128))}
 """Seeds at first, and at most for what these do not decide; sizes of heads."""
-
-
-OF_PROBES = {probe.name: probe.case for probe in PROBES}
 _FEW = 3  # cases that fail, which are named where no candidate explains the error
 
 
@@ -101,7 +97,9 @@ class Certificate:
             return Verdict.FAIL
         if Verdict.INCONCLUSIVE in judged or (judged and not any(case.zeros >= DECIDES for case in self.cases)):
             return Verdict.INCONCLUSIVE
-        limits = [probe for probe in self.probes if probe.outcome == "skipped" or (probe.outcome, probe.name) == _RANDOM]
+        limits = [
+            probe for probe in self.probes if (probe.outcome, probe.name) in (("skipped", probe.name), ("noted", "same bits"))
+        ]
         skipped = limits or any(case.skipped for case in self.cases)
         return Verdict.LIMITED if skipped or not self.has_lse else Verdict.PASS
 
@@ -130,7 +128,8 @@ class Certificate:
         """The step that errs, or the probe that fails; of a kernel that passes how it computes."""
         failing = [probe for probe in self.probes if probe.fails]
         errs = [case.name for case in self.cases if case.verdict is Verdict.FAIL]
-        beside = [probe for probe in failing if OF_PROBES[probe.name] not in errs]  # its inputs fail only as it changes them
+        failing_cases = {probe.name for probe in PROBES if probe.case in errs}
+        beside = [probe for probe in failing if probe.name not in failing_cases]  # its inputs fail only as it changes them
         is_permitted = self.culprit is None or self.culprit.is_permitted
         first = next(iter(beside or (failing if is_permitted or not errs else [])), None)
         if first and (is_permitted or not (self.culprit and self.culprit.is_explained)):

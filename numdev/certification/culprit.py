@@ -53,7 +53,7 @@ _WIDE, _VARIED = 90, 6  # candidates that are tried in every layout, and layouts
 _SCREENED = 64  # hypotheses that are all compared on every case
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
-_ERRS, _ERRS_LSE = 1.1, 2.0  # times the permitted error: an output that errs more does not compute as permitted
+_ERRS = {"lse": 2.0}  # times the permitted error, of others 1.1: an output that errs more does not compute as permitted
 _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
@@ -122,8 +122,8 @@ class Culprit:
         if not self.ranks:
             return self.alone
         titles = [rank.title for rank in self.named]
-        more = [f"{len(titles) - _NAMED} more"] if len(titles) > _NAMED else []
-        named = " or ".join([*titles[:_NAMED], *more])
+        titles[_NAMED:] = [f"{len(titles) - _NAMED} more"] if len(titles) > _NAMED else []
+        named = " or ".join(titles)
         others = [rank for rank in self.ranks if rank not in self.named and _NEAREST <= rank.explained <= self.ranks[0].explained]
         beside = f"; next: {others[0].title}, {100 * others[0].explained:.0f} %" if others else ""
         share = f"explains {100 * self.ranks[0].explained:.0f} % of the error{beside}"
@@ -230,7 +230,7 @@ class Search:
         """
         shares = []
         for name in names or self.errs or self.outputs[:1]:
-            cases = [case for case in every if case.excess[name] > _limit(name)] or every
+            cases = [case for case in every if case.excess[name] > _ERRS.get(name, 1.1)] or every
             shares.append(sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases))
         return min(shares)
 
@@ -446,11 +446,6 @@ def of_steps(ranked: Sequence[Hypothesis]) -> list[Hypothesis]:
     return list(best.values())
 
 
-def _limit(name: str) -> float:
-    """Times the permitted error, beyond which an output errs."""
-    return _ERRS_LSE if name == "lse" else _ERRS
-
-
 def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     """The culprit of the results of a kernel, but for those that are not finite."""
     every = [Compared(known, outputs) for known, outputs in results]
@@ -462,7 +457,9 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
         return Culprit((), alone="returns zeros")
     ratios = [known.ratios(outputs) for known, outputs in results]
     names = [name for name in cases[0].known.predictions.of_pass.outputs if all(name in each for each in ratios)]
-    search = Search(cases, [name for name in names if max(float(each[name][:, 0].mean()) for each in ratios) > _limit(name)])
+    search = Search(
+        cases, [name for name in names if max(float(each[name][:, 0].mean()) for each in ratios) > _ERRS.get(name, 1.1)]
+    )
     tried = search.in_layouts([], [DECLARED], [DECLARED], search.layouts[: 1 if search.errs else 2])
     if search.errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried

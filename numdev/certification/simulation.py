@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property, partial
@@ -222,18 +222,18 @@ class Simulation:
         """The head of k and v that each head of q reads."""
         return self.at("heads", torch.arange(self.inputs["q"].shape[1]) // self.inputs.group) % self.inputs["k"].shape[1]
 
-    def _qkv(self) -> tuple[Tensor, Tensor, Tensor]:
-        """q, and k and v of each head of q."""
-        q, k, v = (x.double() for x in self.inputs.qkv)
-        clean = self.by("padding", self.inputs.mask.without_padding)
-        return self._read("q", q), self._read("k", clean(k))[:, self._heads], self._read("v", clean(v))[:, self._heads]
+    def _read(self, *names: str) -> Iterator[Tensor]:
+        """Inputs, which a kernel may store in another format, with a scale of each tile, or of blocks of a dimension.
 
-    def _read(self, name: str, x: Tensor) -> Tensor:
-        """An input, which a kernel may store in another format, with a scale of each tile, or of blocks of a dimension."""
-        if symbol(name) in self.changes:
-            whole, rows = (self.inputs.whole or self.inputs.tensors)[name], _QUERIES if name == "q" else self.layout.bc
-            x = self.changes[symbol(name)](x, rows=rows, whole=whole, dim=-2 if name in ("v", "do") else -1)
-        return x
+        Of k and v those of each head of q.
+        """
+        clean = self.by("padding", self.inputs.mask.without_padding)
+        for name in names:
+            x = clean(self.inputs[name].double()) if name in OF_KEYS else self.inputs[name].double()
+            if symbol(name) in self.changes:
+                whole, rows = (self.inputs.whole or self.inputs.tensors)[name], _QUERIES if name == "q" else self.layout.bc
+                x = self.changes[symbol(name)](x, rows=rows, whole=whole, dim=-2 if name in ("v", "do") else -1)
+            yield x[:, self._heads] if name in OF_KEYS else x
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         """`scale Q K^T`, and -inf where a query does not see a key."""
@@ -253,7 +253,7 @@ class Simulation:
 
     def forward(self) -> Tensors:
         """Out and LSE; splits are merged in FP64."""
-        (q, k, v), keys = self._qkv(), self.inputs.sizes[1]
+        (q, k, v), keys = self._read("q", "k", "v"), self.inputs.sizes[1]
         bc = min(self.layout.bc, self.at("the most keys of a tile", keys))
         s, parts = self._scores(q, k), list[tuple[Tensor, Tensor, Tensor]]()
         unseen = self.at("padding of tiles", NEVER) if self.inputs.mask.is_none else NEVER
@@ -320,7 +320,7 @@ class Simulation:
 
     def backward(self) -> Tensors:
         """The gradients, from the O and the LSE that were saved."""
-        (q, k, v), do, lse = self._qkv(), self._read("do", self.inputs["do"].double()), self.inputs["lse"].double()[..., None]
+        (q, k, v, do), lse = self._read("q", "k", "v", "do"), self.inputs["lse"].double()[..., None]
         below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
         p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
         dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)

@@ -36,7 +36,7 @@ from numdev.attention.problem import Distribution, Kind, Problem, Shape, Source,
 from numdev.attention.softmax import Exponential, OnlineSoftmax, Recompute
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.certification.candidates import Candidate, backward_catalogue, forward_catalogue
-from numdev.certification.simulation import LAZY, Cut, Inputs, Layout, Scheme, Simulation, Tensors, some_rows
+from numdev.certification.simulation import LAZY, Cut, Inputs, Layout, Scheme, Simulation, Tensors
 from numdev.results.environment import environment
 from numdev.results.record import key_of, student_quantile, write_atomically
 
@@ -279,18 +279,6 @@ class Known:
     def exact(self) -> Tensors:
         """Those of golden that a kernel is compared with; what rows hold that see no key is for a probe to say."""
         return self.inputs.rows(self.golden)
-
-    def predict(self, candidate: Candidate, layout: Layout, of_kernel: Tensors) -> Tensors:
-        """Some rows of the outputs of a candidate on the first replicate, in dtypes that hold their formats; see `Simulation`."""
-        page = self.predictions.page(f"{self.name} {layout!r}")
-        if candidate.title in page and not candidate.fitted:  # one that is fitted may have the title of another
-            return page[candidate.title]
-        simulation = Simulation(self.inputs.first, self.predictions.policy, layout, candidate.changes, of_kernel)
-        whole, dtype = self.predictions.of_pass.simulated(simulation), self.inputs["q"].dtype
-        predicted = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some_rows(whole).items()}
-        if not candidate.fitted:
-            page[candidate.title] = predicted
-        return predicted
 
     @cached_property
     def permitted(self) -> dict[str, Tensor]:

@@ -97,17 +97,19 @@ class Certificate:
             return Verdict.FAIL
         if Verdict.INCONCLUSIVE in judged or (judged and not any(case.zeros >= DECIDES for case in self.cases)):
             return Verdict.INCONCLUSIVE
-        limits = [
-            probe for probe in self.probes if (probe.outcome, probe.name) in (("skipped", probe.name), ("noted", "same bits"))
-        ]
-        skipped = limits or any(case.skipped for case in self.cases)
-        return Verdict.LIMITED if skipped or not self.has_lse else Verdict.PASS
+        skipped = [*(each for each in self.cases if each.skipped), *(each for each in self.probes if each.outcome == "skipped")]
+        is_random = any((each.outcome, each.name) == ("noted", "same bits") for each in self.probes)
+        return Verdict.LIMITED if skipped or is_random or not self.has_lse else Verdict.PASS
+
+    @property
+    def errs(self) -> list[CaseReport]:
+        """The cases on which the kernel fails."""
+        return [case for case in self.cases if case.verdict is Verdict.FAIL]
 
     @property
     def failing(self) -> list[str]:
         """The names of the cases and the probes on which the kernel fails."""
-        cases = [case.name for case in self.cases if case.verdict is Verdict.FAIL]
-        return [*cases, *(probe.name for probe in self.probes if probe.fails)]
+        return [*(case.name for case in self.errs), *(probe.name for probe in self.probes if probe.fails)]
 
     @property
     def score(self) -> float:
@@ -127,20 +129,18 @@ class Certificate:
     def sentence(self) -> str:
         """The step that errs, or the probe that fails; of a kernel that passes how it computes."""
         failing = [probe for probe in self.probes if probe.fails]
-        errs = [case.name for case in self.cases if case.verdict is Verdict.FAIL]
-        failing_cases = {probe.name for probe in PROBES if probe.case in errs}
-        beside = [probe for probe in failing if probe.name not in failing_cases]  # its inputs fail only as it changes them
+        unchanged = {probe.name for probe in PROBES if probe.case in self.failing}
+        beside = [probe for probe in failing if probe.name not in unchanged]  # its inputs fail only as it changes them
         is_permitted = self.culprit is None or self.culprit.is_permitted
-        first = next(iter(beside or (failing if is_permitted or not errs else [])), None)
+        first = next(iter(beside or (failing if is_permitted or not self.errs else [])), None)
         if first and (is_permitted or not (self.culprit and self.culprit.is_explained)):
-            more = f" It {self.culprit.sentence()}." if errs and self.culprit and not is_permitted else ""
+            more = f" It {self.culprit.sentence()}." if self.errs and self.culprit and not is_permitted else ""
             return f"{first.states} It does not hold: {first.reason}.{more}"
         if self.culprit is None:
             return "Every probe holds." if all(probe.outcome == "holds" for probe in self.probes) else "No probe fails."
         tiles = f", in {self.culprit.tiles}" if self.culprit.is_explained and self.culprit.tiles else ""
-        few = [case for case in self.cases if case.verdict is Verdict.FAIL][: _FEW + 1]
-        is_local = self._errs and not self.culprit.is_explained and 0 < len(few) <= _FEW
-        where = f", on {' and '.join(f'{case.name} ({case.shows})' for case in few)} alone" if is_local else ""
+        is_local = self._errs and not self.culprit.is_explained and 0 < len(self.errs) <= _FEW
+        where = f", on {' and '.join(f'{case.name} ({case.shows})' for case in self.errs)} alone" if is_local else ""
         return f"It {self.culprit.sentence(fails=self._errs)}{tiles}{where}."
 
     @property

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -160,7 +161,18 @@ class Compared:
     def left(self, hypothesis: Hypothesis) -> dict[str, float]:
         """r of each output, within the limits that logarithms need."""
         if hypothesis not in self._left:
-            rows, left = self.rows(self.known.predict(*hypothesis, self.whole)), {}
+            (candidate, layout), left, known, dtype = (
+                hypothesis,
+                dict[str, float](),
+                self.known.predictions,
+                self.inputs["q"].dtype,
+            )
+            page = {} if candidate.fitted else known.page(f"{self.known.name} {layout!r}")  # fitted ones may share a title
+            if candidate.title not in page:
+                simulation = Simulation(self.inputs, known.policy, layout, candidate.changes, self.whole)
+                some = some_rows(known.of_pass.simulated(simulation))
+                page[candidate.title] = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some.items()}
+            rows = self.rows(page[candidate.title])
             for name, error in self.errors.items():
                 rest = max(_rms(self.own[name] - rows[name]) - self.floors[name], 0.0) if rows[name].isfinite().all() else ABSURD
                 left[name] = min(max(rest / error if error else float(rest > 0), _LEAST), 1 / _LEAST)
@@ -171,12 +183,16 @@ class Compared:
 class Search:
     """Looks for the hypothesis, a candidate in a layout, that leaves least of the errors of a kernel.
 
-    `errs` are the outputs that err more than permitted.
+    `ratios` of all results say which outputs err more than permitted.
     """
 
-    def __init__(self, cases: Sequence[Compared], errs: Sequence[str]) -> None:
-        self.cases, self.errs, self.of_pass = cases, errs, cases[0].known.predictions.of_pass
-        self.outputs = [name for name in self.of_pass.outputs if all(name in case.outputs for case in cases)]
+    def __init__(self, cases: Sequence[Compared], ratios: Sequence[dict[str, Tensor]]) -> None:
+        self.cases, self.of_pass = cases, cases[0].known.predictions.of_pass
+        self.outputs = [name for name in self.of_pass.outputs if all(name in each for each in ratios)]
+        most = {name: max(float(each[name][:, 0].mean()) for each in ratios) for name in self.outputs}
+        self.errs = errs = [name for name in self.outputs if most[name] > _ERRS.get(name, 1.1)]
+        sizes = Counter(name in errs for name in self.outputs)  # how many err, and how many do not
+        self.weights = {name: 1 / (len(sizes) * sizes[name in errs]) for name in self.outputs}
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         telling, is_forward = self.telling(cases), self.of_pass is FORWARD
@@ -184,10 +200,9 @@ class Search:
         broad = [
             case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS
         ]
-        self.broad = (broad or light)[:2]
-        different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.broad): each for each in reversed(SPLIT)}
+        self.few = list(dict.fromkeys((*(broad or light)[:2], *(light[:1] if errs else ()))))
+        different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.few): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())
-        self.few = list(dict.fromkeys((*self.broad, light[0]))) if self.errs else self.broad[:1]
         small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if is_forward]
         self.in_one_tile = [case for case in small if case.own["out"].numel() >= _FEW_KEYS * case.outputs["out"].shape[-1]]
 
@@ -200,16 +215,13 @@ class Search:
 
         Gradients that do not err may come from another kernel, which computes as declared.
         """
-        others = [name for name in self.outputs if name not in self.errs]
-
-        def mean(names: Sequence[str]) -> float:
-            left = [case.left(hypothesis)[name] for case in cases for name in names]
-            if names is others and self.of_pass is BACKWARD:
-                declared = [_OTHER * case.left((DECLARED, hypothesis[1]))[name] for case in cases for name in names]
-                left = [*map(min, left, declared)]
-            return sum(map(math.log, left)) / len(left)
-
-        return (mean(self.errs) + mean(others)) / 2 if self.errs and others else mean(self.outputs)
+        total = 0.0
+        for case, (name, weight) in product(cases, self.weights.items()):
+            left = case.left(hypothesis)[name]
+            if self.of_pass is BACKWARD and self.errs and name not in self.errs:
+                left = min(left, _OTHER * case.left((DECLARED, hypothesis[1]))[name])
+            total += weight * math.log(left)
+        return total / len(cases)
 
     def best(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """Best first; of many those that are best on a third of the cases, where what has no effect is equal.
@@ -277,8 +289,8 @@ class Search:
         else:
             pool, alike = (list(dict.fromkeys(each for each, _ in self.within(ranked, views, far))) for far in (_POOL, _ALIKE))
             example = Layout(2 * _FEW_KEYS, splits=3)
-            idle = self.score((DECLARED, example), self.broad)  # which candidates without effect on these cases have too
-            wide = [each for each in alike if each is DECLARED or self.score((each, example), self.broad) != idle]
+            idle = self.score((DECLARED, example), self.few)  # which candidates without effect on these cases have too
+            wide = [each for each in alike if each is DECLARED or self.score((each, example), self.few) != idle]
         ranked = self.refined(self.in_layouts(ranked, wide, pool, groups))
         return self.combined(ranked, self.few) if self.errs else ranked
 
@@ -297,7 +309,7 @@ class Search:
                 break
             every = [(each, layout) for each in some for layout in layouts if _is_in(each, layout)]
             quick = [each for each in every if each[1].cut is not Cut.KEYS or each[0] is DECLARED or each[0].step == "splits"]
-            best = list(dict.fromkeys(layout for _, layout in self.with_variants(quick, self.broad)))[:3]
+            best = list(dict.fromkeys(layout for _, layout in self.with_variants(quick, self.few)))[:3]
             tried = [(each, layout) for each in more for layout in best if _is_in(each, layout)]
             ranked = self.best([*tried, *ranked], self.few)
         return ranked
@@ -320,9 +332,9 @@ class Search:
         """Unknown errors of a step, in all layouts, the best of each step; none unless one explains nearly all and no other."""
         precision = self.cases[0].known.predictions.policy.output.to.precision
         layouts = UNSPLIT if self.of_pass is FORWARD else ONE_TILE[:1]
-        ranked = of_steps(self.with_variants(product(candidates.unknown_errors(precision, self.outputs), layouts), self.broad))
+        ranked = of_steps(self.with_variants(product(candidates.unknown_errors(precision, self.outputs), layouts), self.few))
         is_sure = self.rank(ranked[0]).explained > _SURE and self.share(ranked[0], self.cases, self.outputs) > _EXPLAINED
-        return ranked if is_sure and len(self.within(ranked, self.broad, _NEAR)) == 1 else []
+        return ranked if is_sure and len(self.within(ranked, self.few, _NEAR)) == 1 else []
 
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
@@ -355,7 +367,7 @@ class Search:
             factors = self.fitted(partial(candidates.curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
             yield self.made(partial(candidates.curved, title, views is cases, range(KEYS), TERMS), factors)
         make = partial(candidates.curved, next(iter(CURVES)), False)
-        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad)
+        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.few)
         terms = torch.tensor(of_keys).view(_FEW_TERMS, KEYS)
         if "lse" not in self.outputs:
             terms[0] -= terms[0].mean()  # of a factor of all keys, which only an LSE shows
@@ -426,13 +438,6 @@ class Search:
         far = {alike[0].title: min(self.score((each, declared[1]), self.few) for each in alike) for alike in steps.values()}
         return tuple(title for title in far if far[title] > limit), tuple(title for title in far if far[title] <= limit)
 
-    def placed(self, hypothesis: Hypothesis) -> tuple[Hypothesis, bool]:
-        """The hypothesis in the tiles that leave least, and whether all others leave clearly more: then the bits show them."""
-        candidate, own = hypothesis
-        alike = [replace(each, scheme=own.scheme) for each in self.layouts[0] if each.bc != WHOLE]
-        best, *others = self.best([(candidate, each) for each in dict.fromkeys((own, *alike))], self.broad)
-        return best, bool(others) and self.score(others[0], self.broad) > self.score(best, self.broad) + _CLEAR
-
 
 def _is_in(candidate: Candidate, layout: Layout) -> bool:
     return layout.splits > 1 or candidate.step != "splits"
@@ -455,11 +460,7 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
         return Culprit((), alone="was given too many tokens to look for the step that errs") if finite else Culprit(())
     if not any(bool(x.any()) for case in cases for name, x in case.own.items() if name != "lse"):
         return Culprit((), alone="returns zeros")
-    ratios = [known.ratios(outputs) for known, outputs in results]
-    names = [name for name in cases[0].known.predictions.of_pass.outputs if all(name in each for each in ratios)]
-    search = Search(
-        cases, [name for name in names if max(float(each[name][:, 0].mean()) for each in ratios) > _ERRS.get(name, 1.1)]
-    )
+    search = Search(cases, [known.ratios(outputs) for known, outputs in results])
     tried = search.in_layouts([], [DECLARED], [DECLARED], search.layouts[: 1 if search.errs else 2])
     if search.errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried
@@ -468,7 +469,10 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     best = [*search.within(search.best(tried, search.few), search.few, _ALIKE)[:20], *of_steps(tried)[:_SHOWN]]
     ranked = of_steps(search.best(best, cases))
     ranked = [each for each in ranked if not (each[0].permitted and search.errs)] or ranked
-    ranked[0], is_shown = search.placed(ranked[0])
+    candidate, own = ranked[0]
+    tiles = [own, *(replace(each, scheme=own.scheme) for each in search.layouts[0] if each.bc != WHOLE)]
+    ranked[0], *others = search.best(((candidate, each) for each in tiles), search.few)
+    is_shown = bool(others) and search.score(others[0], search.few) > search.score(ranked[0], search.few) + _CLEAR
     known, layout, name = cases[0].known, ranked[0][1], search.outputs[0]
     emulated = some_rows(search.of_pass.emulated(cases[0].inputs, known.predictions.policy, layout))
     equal = float((cases[0].outputs[name] == emulated[name]).double().mean())

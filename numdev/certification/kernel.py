@@ -41,8 +41,6 @@ KERNELS: dict[str, Callable[..., Attention | Backward]] = {
     **{f"sdpa_{each.value}": partial(SdpaBackward, each) for each in Backend},
 }
 """Kernels that have names, by their gradients, which know the forward pass, or by the forward pass of those without."""
-_LIKE = {"out": "q", "lse": "q", "dq": "q", "dk": "k", "dv": "v"}
-"""Of each output the input whose heads and tokens it has."""
 
 
 def format_of(precision: str) -> Format:
@@ -85,11 +83,11 @@ class Kernel:
         outputs = {name: x for name, x in zip(self.returns, results, strict=False) if name != "lse" or x is not None}
         if len(results) > len(self.returns) or set(self.returns) - set(outputs) - {"lse"}:
             raise BadOutput("kernel", self.name, f"it returned {len(results)} results; return {', '.join(self.returns)}")
+        q, k, v = (tensors[name].shape for name in ("q", "k", "v"))
+        shapes = {"out": (*q[:-1], v[-1]), "lse": q[:-1], "dq": q, "dk": k, "dv": v}
         for name, x in outputs.items():
-            like, values = tensors[_LIKE[name]], tensors["v" if name == "out" else _LIKE[name]].shape[-1:]
-            shape = (*like.shape[:-1], *(() if name == "lse" else values))
             dtypes = {torch.float32} if name == "lse" else {torch.float32, self.fmt.dtype}
-            allowed = [(shape, dtype, like.device) for dtype in dtypes]
+            allowed = [(tuple(shapes[name]), dtype, tensors["q"].device) for dtype in dtypes]
             if layout(x) not in allowed:
                 expected = " or ".join(sorted(map(described, allowed)))
                 raise BadOutput("kernel", self.name, f"{name} is {described(layout(x))}; return {expected}")
@@ -116,8 +114,8 @@ def kernel_of(kernel: object, fmt: Format, device: torch.device, backward: objec
         call: Call = partial(_by_autograd, forward)
     else:
         call = _call(kernel if backward == "autograd" else backward, "backward", fmt)
-    takes, returns = ("q", "k", "v", "out", "lse", "do"), ("dq", "dk", "dv")
-    return Kernel(f"{forward.name} backward={_name(backward)}", call, fmt, device, takes, returns)
+    name, takes = f"{forward.name} backward={_name(backward)}", ("q", "k", "v", "out", "lse", "do")
+    return Kernel(name, call, fmt, device, takes, ("dq", "dk", "dv"))
 
 
 def _name(kernel: object) -> str:
@@ -138,10 +136,8 @@ def _call(kernel: object, field: str, fmt: Format) -> Call:
         packaged = part.forward if isinstance(part, Backward) else part
         if isinstance(packaged, Packaged) and not packaged.digest:
             raise BadInput(field, kernel, packaged.missing)
-    if isinstance(part, Sdpa):
-        part = SdpaBackward(part.backend, part.fmt)
-    if isinstance(part, Backward) and field == "kernel":
-        part = part.forward_pass  # of `Sdpa` one that returns the LSE too
+    part = SdpaBackward(part.backend, part.fmt) if isinstance(part, Sdpa) else part  # whose forward pass returns the LSE too
+    part = part.forward_pass if isinstance(part, Backward) and field == "kernel" else part
     if isinstance(part, Attention):
         if field == "backward":
             raise BadInput(field, _name(kernel), "it has no gradients; give a function")

@@ -6,8 +6,8 @@ The outputs have to be as near to exact attention on the changed inputs as those
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -78,32 +78,27 @@ def _inside(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Probing:
-    """A kernel, its seeds, and its errors on the cases that probes change."""
+    """A kernel, and the seeds of the cases that probes change."""
 
     kernel: Kernel
     predictions: Predictions
     seeds: range
-    limits_of: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def known(self, case: str) -> Known:
         return self.predictions.of(_CASES[case], self.seeds)
 
-    def limits(self, case: str) -> dict[str, float]:
+    def limits(self, known: Known) -> dict[str, float]:
         """The RMSE that each output of a case may have when it is changed, over the RMS of what is exact."""
-        if case not in self.limits_of:
-            known, limits = self.known(case), {}
-            for name, ratio in known.ratios(self.kernel.on(known.inputs)).items():
-                permitted = float((known.permitted[name] + known.floors[name])[:, 0].max())
-                own = permitted * float(ratio[:, 0].max().clamp(1.0, ABSURD if name == "lse" else _OWN))
-                limits[name] = _WITHIN * own / _rms(known.golden[name])
-            self.limits_of[case] = limits
-        return self.limits_of[case]
+        limits = {}
+        for name, ratio in known.ratios(self.kernel.on(known.inputs)).items():
+            permitted = float((known.permitted[name] + known.floors[name])[:, 0].max())
+            own = permitted * float(ratio[:, 0].max().clamp(1.0, ABSURD if name == "lse" else _OWN))
+            limits[name] = _WITHIN * own / _rms(known.golden[name])
+        return limits
 
-    def broken(self, case: str, changed: Tensors, place: Place = Tensor.clone) -> str | None:
-        """In which output, and how far, a kernel errs on the changed inputs; not where exact attention is NaN."""
-        inputs = self.known(case).inputs
-        inputs = replace(inputs, tensors=inputs.tensors | changed)
-        golden, limits = self.predictions.of_pass.golden(inputs), self.limits(case)
+    def broken(self, inputs: Inputs, place: Place, limits: Mapping[str, float]) -> str | None:
+        """In which output, and how far, a kernel errs on changed inputs; not where exact attention is NaN."""
+        golden = self.predictions.of_pass.golden(inputs)
         for name, x in self.kernel.on(inputs, place).items():
             error = (x.double() - golden[name]).masked_fill((x == golden[name]) | golden[name].isnan(), 0.0)
             wrong = ~error.isfinite() | ((golden[name] == 0) & (error != 0) & (name == "out"))  # of rows that see no key
@@ -191,8 +186,9 @@ class Probe:
         return Probed(self.name, self.states, outcome, reason)
 
     def _changed(self, at: Probing) -> Iterator[tuple[str | None, bool]]:
-        for changed, place in product(self.changes(at.known(self.case).inputs), self.places):
-            yield at.broken(self.case, changed, place), self.is_noted
+        inputs, limits = at.known(self.case).inputs, at.limits(at.known(self.case))
+        for changed, place in product(self.changes(inputs), self.places):
+            yield at.broken(replace(inputs, tensors=inputs.tensors | changed), place, limits), self.is_noted
 
 
 @dataclass(frozen=True)

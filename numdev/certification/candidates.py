@@ -202,12 +202,11 @@ def clamped(masked: bool, least: float) -> Candidate:
     return _exponential(title, lambda x: x.clamp(least).exp().masked_fill(x == NEVER, 0.0), True, fitted=True, **hidden)
 
 
-def scaled(scales: Iterable[float], factors: Sequence[float]) -> Candidate:
-    """Scores times a factor, which each of some scales has; of the least scale, that of the largest heads, in the title."""
-    of_scales = dict(zip(scales, factors, strict=True))
-    change = {"scale": lambda scale: scale * of_scales.get(scale, 1.0)}
-    percent = 100 * (of_scales[min(of_scales)] - 1)
-    return Candidate("scale", f"a scale of the scores off by {percent:+.2g} %", change, fitted=True)
+def scaled(scales: Iterable[float], *errors: float) -> Candidate:
+    """Scores with an error of each of some scales, relative; of the least scale, that of the largest heads, in the title."""
+    of_scales = dict(zip(scales, errors, strict=True))
+    title = f"a scale of the scores off by {100 * of_scales[min(of_scales)]:+.2g} %"
+    return Candidate("scale", title, {"scale": lambda scale: scale * (1 + of_scales.get(scale, 0.0))}, fitted=True)
 
 
 def capped(place: str, inverse_square: float) -> Candidate:
@@ -228,11 +227,11 @@ def overflowing(most: float) -> Candidate:
     return Candidate("probabilities", f"P in {stored}", {"P": stored}, fitted=True)
 
 
-def off(name: str, factor: float) -> Candidate:
-    """A result, but for the LSE, times a factor."""
+def off(name: str, error: float) -> Candidate:
+    """A result, but for the LSE, with a relative error."""
     place = {"out": "1 / l", "dq": "scale of dQ", "dk": "scale of dK", "dv": "dV"}[name]
-    title = f"{'O' if name == 'out' else symbol(name)} times {factor:.4g}"
-    return Candidate("output", title, {place: partial(operator.mul, factor)}, fitted=True)
+    title = f"{'O' if name == 'out' else symbol(name)} times {1 + error:.4g}"
+    return Candidate("output", title, {place: partial(operator.mul, 1 + error)}, fitted=True)
 
 
 def unknown_errors(precision: int, outputs: Sequence[str]) -> Iterator[Candidate]:

@@ -58,17 +58,15 @@ _ERRS = {"lse": 2.0}  # times the permitted error, of others 1.1: an output that
 _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
-_LEAST_FIT, _LEAST_FACTOR = 1e-6, 1e-3  # by which a parameter that is fitted, and a factor of results, is off
+_LEAST_FIT = 1e-6  # by which a parameter that is fitted is off
 _REFINED = 6  # candidates that are fitted again in their layout
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
-_START = 0.9  # of a factor of results, or a limit of P, which is at most 1
+_START = -0.1  # of a factor of results, or a limit of P, less 1
 _CLAMPS, _LIMITS = range(-20, -1, 2), (1, 2, 4, 8, 16)  # of an exponential's argument, of scores
 _FEW_TERMS, _PATTERN = 3, 12  # of a curve of each key; keys that have an exponential of their own
 Hypothesis = tuple[Candidate, Layout]
 Make = Callable[..., Candidate]
-Fit = tuple[Make, tuple[float, ...], float, float, Sequence["Compared"]]
-"""A family, its parameters at first and where it changes nothing, by how much these differ, and the cases that tell."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class Search:
     """
 
     def __init__(self, cases: Sequence[Compared], ratios: Sequence[dict[str, Tensor]]) -> None:
-        self.cases, self.of_pass = cases, cases[0].known.predictions.of_pass
+        self.of_pass = cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in each for each in ratios)]
         most = {name: max(float(each[name][:, 0].mean()) for each in ratios) for name in self.outputs}
         self.errs = errs = [name for name in self.outputs if most[name] > _ERRS.get(name, 1.1)]
@@ -195,20 +193,17 @@ class Search:
         self.weights = {name: 1 / (len(sizes) * sizes[name in errs]) for name in self.outputs}
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
         self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
-        telling, is_forward = self.telling(cases), self.of_pass is FORWARD
-        self.light = light = [case for case in telling if case.inputs.sizes[1] <= _MANY_KEYS] or telling
-        broad = [
-            case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS
-        ]
+        # Those on which the kernel errs most, relative to what is permitted, first
+        self.cases = cases = sorted(cases, key=lambda case: -max(case.excess[name] for name in errs or self.outputs))
+        self.light = light = [case for case in cases if case.inputs.sizes[1] <= _MANY_KEYS] or cases
+        is_forward = self.of_pass is FORWARD  # its sums are over keys alone
+        unmasked = [case for case in light if case.inputs.mask.is_none]
+        broad = [case for case in unmasked if max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS]
         self.few = list(dict.fromkeys((*(broad or light)[:2], *(light[:1] if errs else ()))))
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.few): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())
         small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if is_forward]
         self.in_one_tile = [case for case in small if case.own["out"].numel() >= _FEW_KEYS * case.outputs["out"].shape[-1]]
-
-    def telling(self, cases: Sequence[Compared]) -> list[Compared]:
-        """Those on which the kernel errs most, relative to what is permitted, first."""
-        return sorted(cases, key=lambda case: -max(case.excess[name] for name in self.errs or self.outputs))
 
     def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
         """The mean of log r over cases and outputs; those that err weigh as much as all others together.
@@ -230,7 +225,7 @@ class Search:
         """
         every = list(dict.fromkeys(hypotheses))
         if len(every) > _SCREENED and len(cases) > 1:
-            some = self.telling(cases)[: math.ceil(len(cases) / 3)]
+            some = cases[: math.ceil(len(cases) / 3)]
             limit = sorted(self.score(each, some) for each in every)[max(_SCREENED, len(every) // 4) - 1]
             every = [each for each in every if self.score(each, some) <= limit]
         return sorted(every, key=lambda each: self.score(each, cases))
@@ -340,23 +335,21 @@ class Search:
         """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
         telling, of_scales = self.light[:_TELLING], {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
         of_results: list[Make] = [partial(candidates.off, name) for name in self.errs if "lse" not in self.errs]  # it has none
-        of_results += [partial(candidates.limited, "P")] if of_results and self.of_pass is FORWARD else []
-        fits: list[Fit] = [(make, (_START,), 1.0, _LEAST_FACTOR, cases) for make in of_results]
-        scales = tuple(of_scales.values())
-        fits += [(lambda *x: candidates.scaled(of_scales, x), (1.0,) * len(scales), 1.0, _LEAST_FIT, scales)]
-        fits += [(partial(candidates.capped, place), (_CAP,), 0.0, _LEAST_FIT, telling) for place in ("scaled scores", "scores")]
-        fits += [(partial(candidates.reduced, whole), (0.0,), 0.0, _LEAST_FIT, telling) for whole in (torch.floor, torch.round)]
+        of_results += [lambda x: candidates.limited("P", 1 + x)] if of_results and self.of_pass is FORWARD else []
+        fits: list[tuple[Make, tuple[float, ...], Sequence[Compared]]] = [(make, (_START,), cases) for make in of_results]
+        fits += [(partial(candidates.scaled, of_scales), (0.0,) * len(of_scales), tuple(of_scales.values()))]
+        fits += [(partial(candidates.capped, place), (_CAP,), telling) for place in ("scaled scores", "scores")]
+        fits += [(partial(candidates.reduced, whole), (0.0,), telling) for whole in (torch.floor, torch.round)]
         limits: list[tuple[Make, Sequence[int]]] = [(partial(candidates.clamped, masked), _CLAMPS) for masked in (False, True)]
         limits.append((partial(candidates.limited, "scaled scores"), _LIMITS))
         for make, starts in limits if self.errs else ():
-            best = min(starts, key=lambda start: self.score((make(start), ONE_TILE[0]), telling))
-            fits.append((make, (best,), 0.0, _LEAST_FIT, telling))
-        for make, start, none, least, views in fits:
+            fits.append((make, (min(starts, key=lambda start: self.score((make(start), ONE_TILE[0]), telling)),), telling))
+        for make, start, views in fits:
             values = self.fitted(make, start, views)
-            if max(abs(value - none) for value in values) > least:
+            if max(map(abs, values)) > _LEAST_FIT:
                 yield (made := self.made(make, values))
-                if made.step == "probabilities" and "lse" not in self.errs and 0 < values[0] < 1:
-                    yield candidates.overflowing(values[0])
+                if made.step == "probabilities" and "lse" not in self.errs and -1 < values[0] < 0:
+                    yield candidates.overflowing(1 + values[0])
 
     def curves(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """Exponentials with the nearest error, of any shape; that of alpha is known on rows alone that need no alpha.

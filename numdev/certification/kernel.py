@@ -17,13 +17,8 @@ from numdev.arithmetic.formats import BF16, FP16, FP32, Format
 from numdev.attention.base import Attention, Backward, Saved
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
-from numdev.attention.vendor.custom import called, described, layout
+from numdev.attention.vendor import custom, flash_attn, flex, sage, sdpa, vanilla
 from numdev.attention.vendor.dispatch import ByAutograd, Packaged, proven_once
-from numdev.attention.vendor.flash_attn import FlashAttnBackward, FlashVersion
-from numdev.attention.vendor.flex import FlexBackward
-from numdev.attention.vendor.sage import SageAttention
-from numdev.attention.vendor.sdpa import Backend, Sdpa, SdpaBackward
-from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.certification.simulation import Inputs, Tensors
 from numdev.errors import BadInput, BadOutput, NotAChoice, NumdevError, one_of
 from numdev.sources import loaded
@@ -32,13 +27,13 @@ Call = Callable[[Tensors, Mask, float], Any]
 _FORMATS = {f"kernel_{fmt}": fmt for fmt in (BF16, FP16, FP32)}
 KERNELS: dict[str, Callable[..., Attention | Backward]] = {
     "triton": lambda fmt: TritonBackward(Triton(fmt), fmt),
-    "flex": FlexBackward,
-    "vanilla": VanillaBackward,
-    "sageattention": SageAttention,
-    "flash_attn": FlashAttnBackward,
-    **{f"flash_attn_{each.value[2:]}": partial(FlashAttnBackward, each) for each in FlashVersion},
-    "sdpa": SdpaBackward,
-    **{f"sdpa_{each.value}": partial(SdpaBackward, each) for each in Backend},
+    "flex": flex.FlexBackward,
+    "vanilla": vanilla.VanillaBackward,
+    "sageattention": sage.SageAttention,
+    "flash_attn": flash_attn.FlashAttnBackward,
+    **{f"flash_attn_{each.value[2:]}": partial(flash_attn.FlashAttnBackward, each) for each in flash_attn.FlashVersion},
+    "sdpa": sdpa.SdpaBackward,
+    **{f"sdpa_{each.value}": partial(sdpa.SdpaBackward, each) for each in sdpa.Backend},
 }
 """Kernels that have names, by their gradients, which know the forward pass, or by the forward pass of those without."""
 
@@ -88,9 +83,9 @@ class Kernel:
         for name, x in outputs.items():
             dtypes = {torch.float32} if name == "lse" else {torch.float32, self.fmt.dtype}
             allowed = [(tuple(shapes[name]), dtype, tensors["q"].device) for dtype in dtypes]
-            if layout(x) not in allowed:
-                expected = " or ".join(sorted(map(described, allowed)))
-                raise BadOutput("kernel", self.name, f"{name} is {described(layout(x))}; return {expected}")
+            if custom.layout(x) not in allowed:
+                expected = " or ".join(sorted(map(custom.described, allowed)))
+                raise BadOutput("kernel", self.name, f"{name} is {custom.described(custom.layout(x))}; return {expected}")
         return outputs
 
     def on(self, inputs: Inputs, place: Callable[[Tensor], Tensor] = Tensor.clone) -> Tensors:
@@ -110,7 +105,7 @@ def kernel_of(kernel: object, fmt: Format, device: torch.device, backward: objec
     forward = Kernel(_name(kernel), _call(kernel, "kernel", fmt), fmt, device)
     if backward is None:
         return forward
-    if backward == "autograd" and not isinstance(kernel, Sdpa) and kernel not in tuple(KERNELS):
+    if backward == "autograd" and not isinstance(kernel, sdpa.Sdpa) and kernel not in tuple(KERNELS):
         call: Call = partial(_by_autograd, forward)
     else:
         call = _call(kernel if backward == "autograd" else backward, "backward", fmt)
@@ -136,7 +131,8 @@ def _call(kernel: object, field: str, fmt: Format) -> Call:
         packaged = part.forward if isinstance(part, Backward) else part
         if isinstance(packaged, Packaged) and not packaged.digest:
             raise BadInput(field, kernel, packaged.missing)
-    part = SdpaBackward(part.backend, part.fmt) if isinstance(part, Sdpa) else part  # whose forward pass returns the LSE too
+    if isinstance(part, sdpa.Sdpa):  # whose own forward pass returns no LSE
+        part = sdpa.SdpaBackward(part.backend, part.fmt)
     part = part.forward_pass if isinstance(part, Backward) and field == "kernel" else part
     if isinstance(part, Attention):
         if field == "backward":
@@ -146,7 +142,7 @@ def _call(kernel: object, field: str, fmt: Format) -> Call:
         return partial(_by_implementation, part)
     if not callable(part):
         raise BadInput(field, str(kernel), "give a function, an implementation of attention, or its name")
-    return lambda x, mask, scale: called(part, x, mask, scale, field, _name(kernel))
+    return lambda x, mask, scale: custom.called(part, x, mask, scale, field, _name(kernel))
 
 
 def _by_implementation(backward: Backward, x: Tensors, mask: Mask, scale: float) -> Any:

@@ -308,12 +308,10 @@ class Simulation:
 
     def _maximum(self, top: Tensor) -> Tensor:
         """The running maximum of those of the tiles; a lazy one stays until it is too low by more than a threshold."""
-        threshold, place = self.at("threshold", LAZY * (self.layout.scheme is Scheme.LAZY)), "the maximum that is kept"
-        if not threshold and place not in self.changes:
-            return top.cummax(-1).values
+        threshold = self.at("threshold", LAZY * (self.layout.scheme is Scheme.LAZY))
 
         def risen(m: Tensor, each: Tensor) -> Tensor:
-            kept = self.at(place, m)
+            kept = self.at("the maximum that is kept", m)
             return torch.where(each - kept > threshold, each, kept)
 
         return torch.stack(list(itertools.accumulate(top.unbind(-1), risen)), -1)

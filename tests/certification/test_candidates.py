@@ -91,9 +91,6 @@ class OfTies(Search):
     def __init__(self, right: Hypothesis) -> None:
         self.right = right
 
-    def telling(self, cases: Sequence[Compared]) -> list[Compared]:
-        return list(cases)
-
     def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
         return -1.0 if hypothesis == self.right and len(cases) == 3 else 0.0
 

@@ -155,11 +155,6 @@ def _by_polynomial(degree: int, of_alpha: bool) -> Candidate:
     return _exponential(title, lambda x: exp2_polynomial(x * LOG2_E, EXP2_MINIMAX[degree]), of_alpha)
 
 
-def _of_table(x: Tensor, entries: int, index: Change) -> Tensor:
-    """2^f, of f to one of so many in 1."""
-    return torch.exp2(index(x * (LOG2_E * entries)) / entries)
-
-
 CURVES: Mapping[str, Change] = {
     "an exponential, by the fraction of its argument in base 2": lambda x: 2.0 * ((x * LOG2_E) % 1.0) - 1.0,
     "an exponential, by the whole part of its argument in base 2": lambda x: 1.0 + (x * LOG2_E).floor() / 12.0,
@@ -317,9 +312,8 @@ def _merged(
     return parts[0][0][None], parts[0][1][None]
 
 
-def _flushed(p: Tensor, least: float, then: Change = lambda p: p) -> Tensor:
-    flushed: Tensor = then(p.masked_fill(p < least, 0.0))
-    return flushed
+def _flushed(power: int, then: Change = lambda p: p) -> Change:
+    return lambda p: then(p.masked_fill(p < 2.0**-power, 0.0))
 
 
 def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
@@ -463,14 +457,13 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     yield from (_by_polynomial(degree, of_alpha) for degree in (1, 2, 3, 4) for of_alpha in (False, True))
     for bits, (word, index) in product(range(4, 9), {"": torch.round, ", truncated": torch.floor}.items()):
         title = f"an exponential from a table of {2**bits} entries{word}"
-        yield _exponential(title, partial(_of_table, entries=2**bits, index=index))
+        yield _exponential(title, lambda x, n=2**bits, index=index: torch.exp2(index(x * (LOG2_E * n)) / n))
     yield from (*_mask_faults(), *_FORWARD_FAULTS, *_faults_of_tiles(), *_faults_of_splits(), *_accumulations())
     flushes = [(Stored(declared.output.to), power, "P") for power in _POWERS]
     for stored, power, title in ((Stored(FP16), 14, "P in FP16,"), (Stored(E4M3FN), 6, "P in E4M3,"), *flushes):
-        flushed = partial(_flushed, least=2.0**-power)
-        yield Candidate("probabilities", f"{title} below 2^-{power} flushed", {"P": partial(flushed, then=stored)})
+        yield Candidate("probabilities", f"{title} below 2^-{power} flushed", {"P": _flushed(power, stored)})
         if title == "P":
-            yield Candidate("exponential", f"exponentials below 2^-{power} flushed", {"exponentials": flushed})
+            yield Candidate("exponential", f"exponentials below 2^-{power} flushed", {"exponentials": _flushed(power)})
     for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
         missed: dict[str, Change] = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):
@@ -490,8 +483,7 @@ def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
         title = f"a last partial tile of {rows} queries left out, of dQ too"
         yield Candidate("tile", title, {"of rows": partial(_without_rows, rows=rows)})
     for power in _POWERS:
-        flushed = partial(_flushed, least=2.0**-power)
-        yield Candidate("exponential", f"P below 2^-{power} flushed", {"exponentials": flushed})
+        yield Candidate("exponential", f"P below 2^-{power} flushed", {"exponentials": _flushed(power)})
     for stored in (Stored(BF16), Stored(FP16)):
         for terms in (1, 8, 16):
             delta = partial(_accumulated, _ZERO, stored=stored, terms=terms)

@@ -178,15 +178,15 @@ class Certificate:
             yield "It returns no LSE; some errors show in it alone."
 
     def failures(self) -> dict[str, str]:
-        """What failed, or else is undecided, of each case and probe, by the command that repeats it alone."""
+        """What failed, or else is undecided, of each case and probe, by the command that repeats it alone, in its own folder."""
         about = (f"precision={self.precision}", f"device={self.device}", f"margin={self.margin:g}", f"seed={self.seed}")
-        base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), dict[str, str]()
+        base, failures = shlex.join(["numdev", "certify", *self.kernel.split(), *about]), list[tuple[str, str, str]]()
         for case in self.cases:
-            if case.verdict is not Verdict.PASS:
-                wrong = [str(each) for each in case.judged if each.verdict is case.verdict]
-                what = f"{case.name}, times the permitted error: {'; '.join(wrong)}"
-                failures[f"{base} head_dim={case.head_dim} {_only(case.name)}"] = what
-        return failures | {f"{base} {_only(each.name)}": f"{each.name}: {each.reason}" for each in self.probes if each.fails}
+            wrong = "; ".join(str(each) for each in case.judged if each.verdict is case.verdict is not Verdict.PASS)
+            failures += [(case.name, f" head_dim={case.head_dim}", f", times the permitted error: {wrong}")] * bool(wrong)
+        failures += [(probe.name, "", f": {probe.reason}") for probe in self.probes if probe.fails]
+        repeat = "{0}{1} only={2} out=reports/certify/{2}"
+        return {repeat.format(base, more, name.replace(" ", "_")): f"{name}{what}" for name, more, what in failures}
 
     def summary(self) -> dict[str, Any]:
         """Every field, and what follows from them, as JSON has it; a number that is not finite is null."""
@@ -222,11 +222,6 @@ class Certificate:
         failures = [f"{what}\n  {command}" for command, what in self.failures().items()]
         more = len(failures) - _FAILURES_SHOWN
         return "\n".join([*lines, *failures[:_FAILURES_SHOWN], *([f"and {more} more in certificate.json"] if more > 0 else [])])
-
-
-def _only(name: str) -> str:
-    """What repeats one input or probe, and leaves the certificate of all in its folder."""
-    return "only={0} out=reports/certify/{0}".format(name.replace(" ", "_"))
 
 
 def certify(

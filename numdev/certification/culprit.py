@@ -29,9 +29,8 @@ from numdev.certification.simulation import OF_SUMS, WHOLE, Cut, Layout, Scheme,
 ONE_TILE = (Layout(16), Layout())
 """In which rows of few keys are as in any other layout, but for what has a factor of each tile."""
 _SIZES = (*range(16, 257, 16), 512)
-_ODD_SIZES = range(24, 128, 16)
 UNSPLIT = (
-    *(Layout(bc, reverse) for bc in (*_SIZES, *_ODD_SIZES) for reverse in (False, True)),
+    *(Layout(bc, reverse) for bc in (*_SIZES, *range(24, 128, 16)) for reverse in (False, True)),
     *(Layout(scheme=Scheme.DIVIDED), Layout()),
 )
 SPLIT = tuple(
@@ -271,8 +270,7 @@ class Search:
         for fits, is_needed in ((self.factors, is_hidden), (self.curves, False))[: 2 if self.errs else 1]:
             if is_needed or not self.is_settled(ranked[0], views):
                 ranked = self.with_variants([*ranked, *product(fits(views), layouts)], views)
-        if self.errs:
-            ranked = self.combined(ranked, views)
+        ranked = self.combined(ranked, views)
         groups = self.layouts[: 2 if self.errs else 1]
         if self.in_one_tile and max(self.share(each, views) for each in self.within(ranked, views, _ALIKE)) < _HOPELESS:
             of_keys = [layout for layouts in groups for layout in layouts if layout.cut is Cut.KEYS]
@@ -286,8 +284,7 @@ class Search:
             example = Layout(2 * _FEW_KEYS, splits=3)
             idle = self.score((DECLARED, example), self.few)  # which candidates without effect on these cases have too
             wide = [each for each in alike if each is DECLARED or self.score((each, example), self.few) != idle]
-        ranked = self.refined(self.in_layouts(ranked, wide, pool, groups))
-        return self.combined(ranked, self.few) if self.errs else ranked
+        return self.combined(self.refined(self.in_layouts(ranked, wide, pool, groups)), self.few)
 
     def in_layouts(
         self, ranked: list[Hypothesis], wide: Sequence[Candidate], pool: Sequence[Candidate], groups: Iterable[Sequence[Layout]]
@@ -311,7 +308,7 @@ class Search:
 
     def combined(self, ranked: list[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """With two or three candidates at once, if nearer by far; one alone explains something, and no fit nearly all."""
-        for _ in range(2):
+        for _ in range(2 if self.errs else 0):
             least, is_sure = self.score(ranked[0], cases), ranked[0][0].fitted and self.share(ranked[0], cases) > _SURE
             if is_sure or self.is_settled(ranked[0], cases) or least > -_NEAR:
                 break

@@ -296,10 +296,8 @@ class Simulation:
         for tile in range(s.shape[-2]):
             total = self.at("the row sum", of_l[..., tile, None] * total + sums[..., tile, :])
             rescaled = self.at("the rescaled accumulator", of_o[..., tile, None] * o)
-            if "the sum of P V" in self.changes:
-                o = self.changes["the sum of P V"](rescaled, stored[..., tile, :], v[..., tile, :, :])
-            else:
-                o = self.at("the accumulator", rescaled + products[:, :, tile])
+            usual = self.at("the accumulator", rescaled + products[:, :, tile])
+            o = self.by("the sum of P V", lambda *_, x=usual: x)(rescaled, stored[..., tile, :], v[..., tile, :, :])
             if "the accumulator divided in every tile" in self.changes:
                 o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
         last = self.at("the m of the LSE", m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0))

@@ -421,11 +421,11 @@ class Search:
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Steps in formats of 16 bits that leave more than the declared policy wherever they round, and the others."""
-        limit, steps = self.score(declared, self.few) + _NEAR, dict[str, list[Candidate]]()
+        limit, steps = self.score(declared, self.few[:1]) + _NEAR, dict[str, list[Candidate]]()
         for each in self.catalogue:
             if not each.permitted and _is_in(each, declared[1]) and [*each.changes.values()] in ([Stored(BF16)], [Stored(FP16)]):
                 steps.setdefault(f"{each.step} in {each.title.rpartition(' in ')[2]}", []).append(each)
-        far = {alike[0].title: min(self.score((each, declared[1]), self.few) for each in alike) for alike in steps.values()}
+        far = {alike[0].title: min(self.score((each, declared[1]), self.few[:1]) for each in alike) for alike in steps.values()}
         return tuple(title for title in far if far[title] > limit), tuple(title for title in far if far[title] <= limit)
 
 

@@ -54,7 +54,6 @@ _LSE_FLOOR = 2.0**-19
 _FLOOR_OF_ZEROS = 30.0  # times the permitted error, so that four times that passes where golden is 0 throughout
 _MOST_SEEDS = 1000
 _MOST_BYTES = 1 << 32  # of all predictions that are kept
-_PAGES = f"{'[0-9a-f]' * 32}.pt"  # names of their files
 DECIDES = 3.0
 """Times the permitted error that zeros have to err, for a case to tell a kernel from zeros."""
 Page = dict[str, Tensors]
@@ -253,9 +252,9 @@ class Predictions:
                 torch.save(page, data := io.BytesIO())
                 write_atomically(path, data.getvalue())
                 self._pages[name] = path, page, len(page)
-        room = _MOST_BYTES
+        room, pages = _MOST_BYTES, f"{'[0-9a-f]' * 32}.pt"
         with suppress(OSError):  # another process may remove them too
-            for path in sorted(self.folder.glob(_PAGES) if self.folder else (), key=lambda each: -each.stat().st_mtime):
+            for path in sorted(self.folder.glob(pages) if self.folder else (), key=lambda each: -each.stat().st_mtime):
                 room -= path.stat().st_size
                 if room < 0:
                     path.unlink()

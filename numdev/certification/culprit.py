@@ -53,7 +53,7 @@ _WIDE, _VARIED = 90, 6  # candidates that are tried in every layout, and layouts
 _SCREENED = 64  # hypotheses that are all compared on every case
 _COMBINED, _GAIN = 3, 0.5  # candidates to which another is added, if that is nearer by so much in log r
 _EXPLAINED, _SURE = 0.75, 0.9  # share of the error of each output that errs, and where a factor was free
-_ERRS = {"lse": 2.0}  # times the permitted error, of others 1.1: an output that errs more does not compute as permitted
+_ERRS = {"lse": 2.0, **dict.fromkeys(("out", "dq", "dk", "dv"), 1.1)}  # times the permitted error: who errs more, errs
 _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
@@ -187,7 +187,7 @@ class Search:
         self.of_pass = cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in each for each in ratios)]
         most = {name: max(float(each[name][:, 0].mean()) for each in ratios) for name in self.outputs}
-        self.errs = errs = [name for name in self.outputs if most[name] > _ERRS.get(name, 1.1)]
+        self.errs = errs = [name for name in self.outputs if most[name] > _ERRS[name]]
         sizes = Counter(name in errs for name in self.outputs)  # how many err, and how many do not
         self.weights = {name: 1 / (len(sizes) * sizes[name in errs]) for name in self.outputs}
         self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
@@ -198,7 +198,7 @@ class Search:
         is_forward = self.of_pass is FORWARD  # its sums are over keys alone
         unmasked = [case for case in light if case.inputs.mask.is_none]
         broad = [case for case in unmasked if max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS]
-        self.few = list(dict.fromkeys((*(broad or light)[:2], *(light[:1] if errs else ()))))
+        self.few = list(dict.fromkeys((*broad[:1], *(light[:1] if errs else ()), *broad, *light)))[:2]
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.few): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())
         small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if is_forward]
@@ -236,7 +236,7 @@ class Search:
         """
         shares = []
         for name in names or self.errs or self.outputs[:1]:
-            cases = [case for case in every if case.excess[name] > _ERRS.get(name, 1.1)] or every
+            cases = [case for case in every if case.excess[name] > _ERRS[name]] or every
             shares.append(sum(max(0.0, 1 - case.left(hypothesis)[name] ** 2) for case in cases) / len(cases))
         return min(shares)
 

@@ -198,7 +198,7 @@ class Search:
         is_forward = self.of_pass is FORWARD  # its sums are over keys alone
         unmasked = [case for case in light if case.inputs.mask.is_none]
         broad = [case for case in unmasked if max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS]
-        self.few = list(dict.fromkeys((*broad[:1], *(light[:1] if errs else ()), *broad, *light)))[:2]
+        self.few = list(dict.fromkeys((*(light[:1] if errs else ()), *broad, *light)))[:2]
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.few): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())
         small = [Compared(case.known, case.of_kernel, _FEW_KEYS) for case in cases if is_forward]

@@ -57,7 +57,6 @@ _MOST_BYTES = 1 << 32  # of all predictions that are kept
 DECIDES = 3.0
 """Times the permitted error that zeros have to err, for a case to tell a kernel from zeros."""
 Page = dict[str, Tensors]
-Change = Callable[[Tensors, float, Cast, torch.Generator], None]
 
 
 def _columns(x: Tensors, scale: float, cast: Cast, generator: torch.Generator) -> None:
@@ -100,7 +99,7 @@ class Case:
     queries: int = 32
     keys: int = 1000
     mask: Mask = Mask()
-    change: Change | None = None
+    change: Callable[[Tensors, float, Cast, torch.Generator], None] | None = None
     names: bool = False  # whether the culprit of a failure is looked for on it too
     alone: bool = False  # whether that is so only where no other case fails
     head_dim: int | None = None
@@ -168,12 +167,6 @@ def _backward_emulated(inputs: Inputs, policy: BackwardPrecision, layout: Layout
     return run.backward(q, k, v, do, Saved(out, lse), inputs.mask, inputs.scale).tensors()
 
 
-def _with_saved(inputs: Inputs, precision: str) -> Inputs:
-    """With the O and the LSE that a forward pass of the declared policy saves."""
-    saved = _forward_emulated(inputs, Precision.parse(precision), Layout(64))
-    return replace(inputs, tensors=inputs.tensors | {"out": saved["out"].to(inputs["q"].dtype), "lse": saved["lse"].float()})
-
-
 _USUAL = tuple(Layout(bc, reverse) for bc in (32, 64, 128) for reverse in (False, True))  # of the kernels that ship
 
 
@@ -233,7 +226,11 @@ class Predictions:
         name = f"{case.name} {seeds}"
         if name not in self._known:
             inputs = case.draw(seeds, self.policy.output.to, self.head_dim)
-            self._known[name] = Known(self, name, _with_saved(inputs, self.precision) if self.of_pass is BACKWARD else inputs)
+            if self.of_pass is BACKWARD:  # which reads the O and the LSE that a forward pass of the declared policy saves
+                saved = _forward_emulated(inputs, Precision.parse(self.precision), Layout(64))
+                saved = {"out": saved["out"].to(inputs["q"].dtype), "lse": saved["lse"].float()}
+                inputs = replace(inputs, tensors=inputs.tensors | saved)
+            self._known[name] = Known(self, name, inputs)
         return self._known[name]
 
     def page(self, name: str) -> Page:

@@ -57,7 +57,7 @@ _ERRS = {"lse": 2.0, **dict.fromkeys(("out", "dq", "dk", "dv"), 1.1)}  # times t
 _MOST_SCORES = 1 << 22  # of a case
 _SHOWN, _NAMED = 5, 3
 _NEAREST = 0.05  # share of the error that a candidate explains to be called the nearest
-_LEAST_FIT = 1e-6  # by which a parameter that is fitted is off
+_LEAST_FIT, _LEAST_FACTOR = 1e-6, 1e-3  # by which a parameter that is fitted, and a factor of results, is off
 _REFINED = 6  # candidates that are fitted again in their layout
 _STEP, _STEPS, _RIDGE = 1e-4, 16, 0.3  # of a parameter that is fitted
 _CAP = 1 / 30**2  # of a soft cap the inverse square, at first
@@ -343,7 +343,7 @@ class Search:
             fits.append((make, (min(starts, key=lambda start: self.score((make(start), ONE_TILE[0]), telling)),), telling))
         for make, start, views in fits:
             values = self.fitted(make, start, views)
-            if max(map(abs, values)) > _LEAST_FIT:
+            if max(map(abs, values)) > (_LEAST_FACTOR if views is cases else _LEAST_FIT):
                 yield (made := self.made(make, values))
                 if made.step == "probabilities" and "lse" not in self.errs and -1 < values[0] < 0:
                     yield candidates.overflowing(1 + values[0])

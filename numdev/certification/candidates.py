@@ -455,9 +455,10 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         if each.step == "probabilities" and not each.permitted:
             yield Candidate("probabilities", f"{each.title}, of which l is the sum", {**each.changes, **over})
     yield from (_by_polynomial(degree, of_alpha) for degree in (1, 2, 3, 4) for of_alpha in (False, True))
-    for bits, (word, index) in product(range(4, 9), {"": torch.round, ", truncated": torch.floor}.items()):
+    nearest = {"": torch.round, ", truncated": torch.floor}
+    for bits, (word, index), of_alpha in product(range(4, 9), nearest.items(), (False, True)):
         title = f"an exponential from a table of {2**bits} entries{word}"
-        yield _exponential(title, lambda x, n=2**bits, index=index: torch.exp2(index(x * (LOG2_E * n)) / n))
+        yield _exponential(title, lambda x, n=2**bits, index=index: torch.exp2(index(x * (LOG2_E * n)) / n), of_alpha)
     yield from (*_mask_faults(), *_FORWARD_FAULTS, *_faults_of_tiles(), *_faults_of_splits(), *_accumulations())
     flushes = [(Stored(declared.output.to), power, "P") for power in _POWERS]
     for stored, power, title in ((Stored(FP16), 14, "P in FP16,"), (Stored(E4M3FN), 6, "P in E4M3,"), *flushes):

@@ -376,7 +376,7 @@ class Search:
             factors = self.fitted(partial(candidates.curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
             yield self.made(partial(candidates.curved, title, views is cases, range(KEYS), TERMS), factors)
         make = partial(candidates.curved, next(iter(CURVES)), False)
-        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.broad)
+        of_keys = self.fitted(partial(make, range(KEYS), _FEW_TERMS), (0.0,) * _FEW_TERMS * KEYS, self.few)
         terms = torch.tensor(of_keys).view(_FEW_TERMS, KEYS)
         if "lse" not in self.outputs:
             terms[0] -= terms[0].mean()  # of a factor of all keys, which only an LSE shows

@@ -514,6 +514,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "S capped by tanh": (F.but(scores=lambda s: 10 * (s / 10).tanh()), "scores"),
     "a line for every fourth key": (Flash(112, base2=True, exp=of_keys(4, 3, exp_of_degree(1.0, 1.0))), "exp"),
     "a line for every second key": (Flash(96, base2=True, exp=of_keys(2, 0, exp_of_degree(0.97, 0.97))), "exp"),
+    "a parabola every fourth key": (Flash(128, base2=True, exp=of_keys(4, 3, exp_of_degree(1.0, 0.656, 0.344))), "exp"),
     "argument of exp at least -6": (Flash(80, exp=clamped(-6.0)), "exp"),
     "argument of exp2 at least -13": (Flash(48, base2=True, exp=clamped(-13.0, 2.0)), "exp"),
     "ln 2 in BF16": (Flash(48, exp=reduced(0.69140625)), "exp"),

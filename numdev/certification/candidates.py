@@ -506,8 +506,9 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
             missed[f"rescales of {what} by more than 2^-{power:g} missed"] = lambda x, least=2.0**-power: x.masked_fill(
                 x > least, 1.0
             )
-        for tile in range(1, _LATE):
-            missed[f"a rescale of {what} missed, at tile {tile}"] = partial(_with, dim=-1, place=tile, value=1.0)
+        for tile in (*range(1, _LATE), -1):
+            where = f"tile {tile}" if tile > 0 else "the last tile"
+            missed[f"a rescale of {what} missed, at {where}"] = partial(_with, dim=-1, place=tile, value=1.0)
         yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())
 
 

@@ -305,6 +305,18 @@ def once(place: int, wrong: Step) -> Step:
     return lambda factors: wrong(factors) if len(factors) == place + 1 else factors[-1]
 
 
+def without_last_rescale(bc: int) -> Flash:
+    """O is not rescaled in the last tile, of which an epilogue has a copy of the loop."""
+    last = 0
+
+    def tiles(keys: int, bc: int) -> list[tuple[int, int]]:
+        nonlocal last
+        last = len(spans(keys, bc))
+        return spans(keys, bc)
+
+    return Flash(bc, tiles=tiles, alpha=lambda factors: torch.ones_like(factors[-1]) if len(factors) == last else factors[-1])
+
+
 def noisy_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k + 0.02 * torch.randn(k.shape, generator=torch.Generator().manual_seed(5)), v
 
@@ -529,6 +541,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "P in FP16, flushed": (Flash(32, reverse=True, p=lambda p: fp16(p).masked_fill(fp16(p) < 2**-14, 0)), "probabilities"),
     "O in BF16, 24": (Flash(24, rescaled=bf16, o=bf16), "accumulator"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
+    "last rescale of O missed": (without_last_rescale(88), "rescale"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }
 """Kernels whose step errs, and a pattern of the step's name."""

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -371,6 +372,14 @@ def _of_two_bases() -> Iterator[Candidate]:
             yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | merge)
 
 
+def _in_4_bits(x: Tensor, columns: int, **_: object) -> Tensor:
+    """16 numbers from the least to the largest of so many columns of a token, or of all."""
+    groups = x.unflatten(-1, (-1, x.shape[-1] if x.shape[-1] % columns else columns))
+    least, most = groups.aminmax(dim=-1, keepdim=True)
+    step = (most - least).clamp(min=1e-30) / 15
+    return ((groups - least).div_(step).round_().mul_(step) + least).flatten(-2)
+
+
 _MERGES: Mapping[str, Any] = {
     "by pairs": {"by_pairs": True},
     "one after the other": {},
@@ -485,6 +494,10 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         yield _by_table(2**bits, torch.round, "")
         yield _by_table(2**bits, torch.floor, ", truncated")
     yield from (*_MASK_FAULTS, *_FORWARD_FAULTS, *_of_two_bases(), *_accumulations())
+    for places, (columns, of) in product(("K", "V", "K + V"), ((32, "32 columns of a "), (WHOLE, ""))):
+        title = f"{places.replace('+', 'and')} in 4 bits between the least and the largest number of each {of}token"
+        changes = dict.fromkeys(places.split(" + "), partial(_in_4_bits, columns=columns))
+        yield Candidate(places.lower().replace(" ", ""), title, changes)
     yield Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255})
     for stored, least in ((Stored(FP16), 14), (Stored(E4M3FN), 6)):
         flushed = partial(_flushed, least=2.0**-least, then=stored)

@@ -347,6 +347,14 @@ def four_bits(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, (k / step).round() * step, v
 
 
+def four_bits_of_groups(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A cache of 4 bits, which keeps the least number and the step of each 32 columns of a token of K."""
+    groups = k.unflatten(-1, (-1, 32))
+    least = groups.amin(-1, keepdim=True)
+    step = ((groups.amax(-1, keepdim=True) - least) / 15).clamp(min=1e-30)
+    return q, (((groups - least) / step).round() * step + least).flatten(-2), v
+
+
 def quantised(names: str, most: float, stored: Step, dim: int) -> Step:
     """Inputs of which the largest number over a dimension becomes the largest of the format."""
 
@@ -541,6 +549,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "P in FP16, flushed": (Flash(32, reverse=True, p=lambda p: fp16(p).masked_fill(fp16(p) < 2**-14, 0)), "probabilities"),
     "O in BF16, 24": (Flash(24, rescaled=bf16, o=bf16), "accumulator"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
+    "K in INT4 of 32 columns": (Flash(64, reverse=True, load=four_bits_of_groups), "^k="),
     "last rescale of O missed": (without_last_rescale(88), "rescale"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }

@@ -298,10 +298,12 @@ _MASK_FAULTS = (
         for n, title in {8: "8, 16 or 32", 64: "64 or 128"}.items()  # which no case tells apart
         for word, read in {"": {}, ", of padding that is read": {"padding": _READ["padding"]}}.items()
     ),
+    Candidate("lengths", "the key length of the first batch entry for all", {"lengths": lambda x: x[:1].expand_as(x)}),
     Candidate("lengths", "padded keys that are read", _READ),
     Candidate("lengths", "padded keys that count as zeros", _ALL_KEYS),
     Candidate("mask", "every mask ignored", _IGNORED | _READ),
     Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))}),
+    Candidate("heads", "heads of Q mapped to heads of K and V one too early", {"heads": lambda x: torch.cat([x[1:], x[-1:]])}),
 )
 """Faults of limits, lengths and heads, which both passes have."""
 

@@ -551,6 +551,15 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
     "K in INT4 of 32 columns": (Flash(64, reverse=True, load=four_bits_of_groups), "^k="),
     "last rescale of O missed": (without_last_rescale(88), "rescale"),
+    "length of the first entry": (
+        F.but(
+            seen=lambda i, j, shift, mask: visible(
+                i, j, shift, replace(mask, key_lengths=mask.key_lengths and mask.key_lengths[:1] * len(mask.key_lengths))
+            )
+        ),
+        "lengths",
+    ),
+    "next head of k and v": (F.but(heads=lambda heads, kv: groups(heads, kv)[[*range(1, heads), heads - 1]]), "heads"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }
 """Kernels whose step errs, and a pattern of the step's name."""
@@ -566,11 +575,6 @@ STRUCTURE: dict[str, Step] = {
     "lengths to a multiple of 16": F.but(
         seen=lambda i, j, shift, mask: visible(
             i, j, shift, replace(mask, key_lengths=mask.key_lengths and tuple(-(-n // 16) * 16 for n in mask.key_lengths))
-        )
-    ),
-    "length of the first entry": F.but(
-        seen=lambda i, j, shift, mask: visible(
-            i, j, shift, replace(mask, key_lengths=mask.key_lengths and mask.key_lengths[:1] * len(mask.key_lengths))
         )
     ),
     "heads in turn": B2.but(heads=lambda heads, kv_heads: torch.arange(heads) % kv_heads),

@@ -298,6 +298,14 @@ def _sum_in_another_base(lses: Tensor, power: float, of_sum: float) -> Tensor:
     return most + of_sum * torch.logsumexp((lses - most) * power, 0, keepdim=True)
 
 
+def _in_4_bits(x: Tensor, columns: int, **_: object) -> Tensor:
+    """16 numbers from the least to the largest of so many columns of a token, or of all."""
+    groups = x.unflatten(-1, (-1, x.shape[-1] if x.shape[-1] % columns else columns))
+    least, most = groups.aminmax(dim=-1, keepdim=True)
+    step = (most - least).clamp(min=1e-30) / 15
+    return ((groups - least).div_(step).round_().mul_(step) + least).flatten(-2)
+
+
 def _merged(
     outs: Tensor, lses: Tensor, stored: Mapping[str, Stored], order: int = 1, by_pairs: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -349,10 +357,13 @@ def _mask_faults() -> Iterator[Candidate]:
         up: dict[str, Change] = {"lengths": lambda x, n=n: -(-x // n) * n}
         yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}", up)
         yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}, of padding that is read", up | read)
+    yield Candidate("lengths", "the key length of the first batch entry for all", {"lengths": lambda x: x[:1].expand_as(x)})
     yield Candidate("lengths", "padded keys that are read", zeros | read)
     yield Candidate("lengths", "padded keys that count as zeros", zeros)
     yield Candidate("mask", "every mask ignored", ignored | zeros | read)
     yield Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))})
+    too_early: dict[str, Change] = {"heads": lambda x: torch.cat([x[1:], x[-1:]])}
+    yield Candidate("heads", "heads of Q mapped to heads of K and V one too early", too_early)
 
 
 def _faults_of_tiles() -> Iterator[Candidate]:
@@ -460,6 +471,10 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         title = f"an exponential from a table of {2**bits} entries{word}"
         yield _exponential(title, lambda x, n=2**bits, index=index: torch.exp2(index(x * (LOG2_E * n)) / n), of_alpha)
     yield from (*_mask_faults(), *_FORWARD_FAULTS, *_faults_of_tiles(), *_faults_of_splits(), *_accumulations())
+    for places, (columns, of) in product(("K", "V", "K + V"), ((32, "32 columns of a "), (WHOLE, ""))):
+        title = f"{places.replace('+', 'and')} in 4 bits between the least and the largest number of each {of}token"
+        changes = dict.fromkeys(places.split(" + "), partial(_in_4_bits, columns=columns))
+        yield Candidate(places.lower().replace(" ", ""), title, changes)
     flushes = [(Stored(declared.output.to), power, "P") for power in _POWERS]
     for stored, power, title in ((Stored(FP16), 14, "P in FP16,"), (Stored(E4M3FN), 6, "P in E4M3,"), *flushes):
         yield Candidate("probabilities", f"{title} below 2^-{power} flushed", {"P": _flushed(power, stored)})
@@ -470,8 +485,9 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
         for power in (0.5, 1, 2, 4, 8):
             title = f"rescales of {what} by more than 2^-{power:g} missed"
             missed[title] = lambda x, least=2.0**-power: x.masked_fill(x > least, 1.0)
-        for tile in range(1, _LATE):
-            missed[f"a rescale of {what} missed, at tile {tile}"] = partial(_with, dim=-1, place=tile, value=1.0)
+        for tile in (*range(1, _LATE), -1):
+            where = f"tile {tile}" if tile > 0 else "the last tile"
+            missed[f"a rescale of {what} missed, at {where}"] = partial(_with, dim=-1, place=tile, value=1.0)
         yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())
 
 

@@ -305,6 +305,18 @@ def once(place: int, wrong: Step) -> Step:
     return lambda factors: wrong(factors) if len(factors) == place + 1 else factors[-1]
 
 
+def without_last_rescale(bc: int) -> Flash:
+    """O is not rescaled in the last tile, of which an epilogue has a copy of the loop."""
+    last = 0
+
+    def tiles(keys: int, bc: int) -> list[tuple[int, int]]:
+        nonlocal last
+        last = len(spans(keys, bc))
+        return spans(keys, bc)
+
+    return Flash(bc, tiles=tiles, alpha=lambda factors: torch.ones_like(factors[-1]) if len(factors) == last else factors[-1])
+
+
 def noisy_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k + 0.02 * torch.randn(k.shape, generator=torch.Generator().manual_seed(5)), v
 
@@ -333,6 +345,14 @@ def stale_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]
 def four_bits(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     step = k.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7
     return q, (k / step).round() * step, v
+
+
+def four_bits_of_groups(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A cache of 4 bits, which keeps the least number and the step of each 32 columns of a token of K."""
+    groups = k.unflatten(-1, (-1, 32))
+    least = groups.amin(-1, keepdim=True)
+    step = ((groups.amax(-1, keepdim=True) - least) / 15).clamp(min=1e-30)
+    return q, (((groups - least) / step).round() * step + least).flatten(-2), v
 
 
 def quantised(names: str, most: float, stored: Step, dim: int) -> Step:
@@ -514,6 +534,7 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "S capped by tanh": (F.but(scores=lambda s: 10 * (s / 10).tanh()), "scores"),
     "a line for every fourth key": (Flash(112, base2=True, exp=of_keys(4, 3, exp_of_degree(1.0, 1.0))), "exp"),
     "a line for every second key": (Flash(96, base2=True, exp=of_keys(2, 0, exp_of_degree(0.97, 0.97))), "exp"),
+    "a parabola every fourth key": (Flash(128, base2=True, exp=of_keys(4, 3, exp_of_degree(1.0, 0.656, 0.344))), "exp"),
     "argument of exp at least -6": (Flash(80, exp=clamped(-6.0)), "exp"),
     "argument of exp2 at least -13": (Flash(48, base2=True, exp=clamped(-13.0, 2.0)), "exp"),
     "ln 2 in BF16": (Flash(48, exp=reduced(0.69140625)), "exp"),
@@ -528,6 +549,17 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "P in FP16, flushed": (Flash(32, reverse=True, p=lambda p: fp16(p).masked_fill(fp16(p) < 2**-14, 0)), "probabilities"),
     "O in BF16, 24": (Flash(24, rescaled=bf16, o=bf16), "accumulator"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
+    "K in INT4 of 32 columns": (Flash(64, reverse=True, load=four_bits_of_groups), "^k="),
+    "last rescale of O missed": (without_last_rescale(88), "rescale"),
+    "length of the first entry": (
+        F.but(
+            seen=lambda i, j, shift, mask: visible(
+                i, j, shift, replace(mask, key_lengths=mask.key_lengths and mask.key_lengths[:1] * len(mask.key_lengths))
+            )
+        ),
+        "lengths",
+    ),
+    "next head of k and v": (F.but(heads=lambda heads, kv: groups(heads, kv)[[*range(1, heads), heads - 1]]), "heads"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }
 """Kernels whose step errs, and a pattern of the step's name."""
@@ -543,11 +575,6 @@ STRUCTURE: dict[str, Step] = {
     "lengths to a multiple of 16": F.but(
         seen=lambda i, j, shift, mask: visible(
             i, j, shift, replace(mask, key_lengths=mask.key_lengths and tuple(-(-n // 16) * 16 for n in mask.key_lengths))
-        )
-    ),
-    "length of the first entry": F.but(
-        seen=lambda i, j, shift, mask: visible(
-            i, j, shift, replace(mask, key_lengths=mask.key_lengths and mask.key_lengths[:1] * len(mask.key_lengths))
         )
     ),
     "heads in turn": B2.but(heads=lambda heads, kv_heads: torch.arange(heads) % kv_heads),

@@ -220,7 +220,7 @@ class Search:
     def best(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """Best first; of many those that are best on a third of the cases, where what has no effect is equal.
 
-        It takes 0.7 of the time where none explains the error: `nd.certify` of the tests' `K in INT4` 84 s of one core, not 115.
+        Where none explains the error it takes 0.7 of the time: for the tests' `K in INT4` 84 s of one core in place of 115.
         """
         every = list(dict.fromkeys(hypotheses))
         if len(every) > _SCREENED and len(cases) > 1:

@@ -506,17 +506,23 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
 
 
 _ACROSS = 4  # panels beside one another
+_POINTS = 400  # of a line, which is a few hundred pixels wide
 
 
 def draw_losses(rows: pd.DataFrame) -> Figure:
-    """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey."""
+    """A panel for each rung: the loss of every replicate over the steps, and that of its reference in grey.
+
+    Runs of more than `_POINTS` steps are drawn as means of blocks of steps.
+    """
     every = in_scenarios(rows)
     figure, panels = marks.grid([(rung.name, "") for rung in every], _ACROSS, 1.45, ("training steps", "training loss"))
     values = rows[["loss", "baseline_loss"]].to_numpy(dtype=float)
     finite = values[(values > 0) & (values < math.inf)]
     for place, (axes, rung) in enumerate(zip(panels, every, strict=True)):
         shade = "black" if rung.group is Group.SHAM else rung.group.shade  # which can be seen on grey
-        for _, run in rung.rows.groupby("seed", sort=True):
+        for _, own in rung.rows.groupby("seed", sort=True):
+            blocks = np.arange(len(own)) // math.ceil(len(own) / _POINTS)
+            run = own[["step", "loss", "baseline_loss"]].astype(float).groupby(blocks).mean()
             axes.plot(run["step"], run["baseline_loss"], color=GREY, linewidth=0.9, alpha=0.7)
             axes.plot(run["step"], run["loss"], color=shade, linewidth=0.45)
         if len(finite):

@@ -128,7 +128,11 @@ def profile(task: TextToImage, device: torch.device) -> None:
     for name, attention in attentions(device).items():
         numerics = Numerics.BF16 if device.type == "cuda" else Numerics.FP32
         run = Run(task, Rung(attention or VanillaBackward(Format.parse(numerics.format)), numerics))
-        contender = Contender(run, attention, device, graphs=False, trained=True)
+        try:
+            contender = Contender(run, attention, device, graphs=False, trained=True)
+        except Unsupported as error:
+            print(f"\n{name} refuses: {error}")
+            continue
         contender.steps(2)
         with profiler.profile() as seen:
             contender.steps(5)

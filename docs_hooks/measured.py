@@ -155,9 +155,9 @@ def kernel_speed() -> Iterator[str]:
     yield from _beside("kernels.txt", "numdev hopper")
 
 
-def backward_speed(file: str = "backward.txt") -> Iterator[str]:
+def backward_speed() -> Iterator[str]:
     """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
-    yield from _beside(file, "fused")
+    yield from _beside("backward.txt", "fused")
 
 
 def _beside(file: str, ours: str) -> Iterator[str]:
@@ -168,7 +168,7 @@ def _beside(file: str, ours: str) -> Iterator[str]:
     rows = {m.groups("")[1:]: line[m.end() :].partition(" largest error")[0] for line in lines if (m := place.match(line))}
     figure = re.compile(r"((?:sdpa |numdev )?(?<!/)\b[a-z]\w*) +(\d+(?: \([\d.]+\))?)(?= |$)")
     found = {problem: dict(figure.findall(row)) for problem, row in rows.items()}
-    names = [name for name in next(iter(found.values())) if name != "split"]
+    names = list(next(iter(found.values())))
     yield from (f"| d | mask | N | heads | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|")
     for problem, rates in found.items():
         yield f"| {' | '.join(problem)} | {' | '.join(rates.get(name, '') for name in names)} |"

@@ -190,7 +190,8 @@ class Search:
         self.errs = errs = [name for name in self.outputs if most[name] > _ERRS[name]]
         sizes = Counter(name in errs for name in self.outputs)  # how many err, and how many do not
         self.weights = {name: 1 / (len(sizes) * sizes[name in errs]) for name in self.outputs}
-        self.catalogue = [DECLARED, *cases[0].known.predictions.candidates]
+        is_shown = self.of_pass is BACKWARD or "lse" in self.outputs  # else an LSE is computed for nobody
+        self.catalogue = [DECLARED, *(each for each in cases[0].known.predictions.candidates if is_shown or each.step != "lse")]
         self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         # Those on which the kernel errs most, relative to what is permitted, first
         self.cases = cases = sorted(cases, key=lambda case: -max(case.excess[name] for name in errs or self.outputs))
@@ -417,7 +418,11 @@ class Search:
         candidate, layout = hypothesis
         least = self.share(hypothesis, self.cases, self.errs or self.outputs)
         about = f"{candidate.step}={candidate.title}", candidate.title, self.score(hypothesis, self.cases), least
-        return Rank(*about, least > (_SURE if candidate.fitted else _EXPLAINED), str(layout), candidate.permitted)
+        return Rank(*about, least > (_SURE if candidate.fitted else _EXPLAINED), self.words(layout), candidate.permitted)
+
+    def words(self, layout: Layout) -> str:
+        """Gradients are sums over tiles of queries or of keys, which have one size here."""
+        return str(layout) if self.of_pass is FORWARD else str(layout).replace(" keys", "")
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Steps in formats of 16 bits that leave more than the declared policy wherever they round, and the others."""
@@ -469,7 +474,7 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     known, layout, name = cases[0].known, ranked[0][1], search.outputs[0]
     emulated = some_rows(search.of_pass.emulated(cases[0].inputs, known.predictions.policy, layout))
     equal = float((cases[0].outputs[name] == emulated[name]).double().mean())
-    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), str(layout) if is_shown else "", equal=equal)
+    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), search.words(layout) if is_shown else "", equal=equal)
     if not search.errs and culprit.is_explained and culprit.is_permitted:
         excluded, undecided = search.formats(ranked[0])
         culprit = replace(culprit, excluded=excluded, undecided=undecided)

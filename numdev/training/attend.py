@@ -41,10 +41,10 @@ from numdev.training.call import Arguments, Call, MaskReader
 _SDPA = torch._C._nn.scaled_dot_product_attention  # what the name in torch.nn.functional is bound to in torch itself
 _FUSED = (torch._native_multi_head_attention, torch._transformer_encoder_layer_fwd)
 _SOFTMAX = (torch.softmax, torch.Tensor.softmax, torch.special.softmax, functional.softmax)
-_CONCERNING = frozenset({_SDPA, *_FUSED, *_SOFTMAX, functional.multi_head_attention_forward})
+_GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
+_CONCERNING = frozenset({_SDPA, *_FUSED, *_SOFTMAX, *_GRADIENTS, functional.multi_head_attention_forward})
 _OPERATORS = (OperatorBase, OpOverloadPacket)
 _ATEN_SOFTMAX = re.compile(r"aten\.(_|_safe_)?softmax\b")
-_GRADIENTS = (torch.Tensor.backward, torch.autograd.grad)
 _NAMED = 12  # layers that a sentence names
 _COMPILED = "torch.compile must not fuse what numdev computes"
 
@@ -273,8 +273,8 @@ def _answering(stack: Stack) -> Iterator[None]:
 
 
 def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
-    """The answer to a call of torch's function."""
-    with _answering(()):
+    """The answer to a call of torch's function, without the mode below, which takes microseconds for each operation in it."""
+    with _answering(()), torch._C.DisableTorchFunction():
         if not stack:
             return _softcapped(Arguments(*args, **kwargs)) if "softcap" in kwargs else _PATCH.beneath(*args, **kwargs)
         top = stack[-1]
@@ -334,14 +334,14 @@ class _Mode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func not in _CONCERNING and not isinstance(func, _OPERATORS):
+            return func(*args, **kwargs)
         if func in _GRADIENTS and _stack() == self._stack:
             _COMPUTING.append(self._stack)
             try:
                 return func(*args, **kwargs)
             finally:
                 _COMPUTING.remove(self._stack)
-        if func not in _CONCERNING and not isinstance(func, _OPERATORS):
-            return func(*args, **kwargs)
         with nullcontext() if _LOCAL.stack is not None else _answering(self._stack):  # a thread of torch's own has none
             stack = _stack()
             if stack and stack[-1] is self._stack[-1]:

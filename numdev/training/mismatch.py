@@ -116,8 +116,7 @@ class Engine:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """See `numdev.training.attend.Trainable`: no addition inside of attention is one of the model's."""
-        with torch._C.DisableTorchFunction():
-            return trainable(self.attention).attend(q, k, v, mask, scale)
+        return trainable(self.attention).attend(q, k, v, mask, scale)
 
     @torch.no_grad()
     def log_probabilities(

@@ -29,7 +29,17 @@ from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
 from numdev.measurement.deviation import COLUMNS, Deviations
-from numdev.measurement.metrics import DIRECTED, METRICS, NONFINITE, Deviation, Direction, Sample, compare, wasserstein
+from numdev.measurement.metrics import (
+    DIRECTED,
+    METRICS,
+    NONFINITE,
+    Deviation,
+    Direction,
+    Sample,
+    compare,
+    largest_singular,
+    wasserstein,
+)
 from numdev.measurement.runner import Runner
 from numdev.results.record import Record
 from tests.cases import U64
@@ -328,6 +338,15 @@ def test_the_top_vector_is_that_of_the_singular_value_decomposition(shape: tuple
     for head, vector in zip(error, result.vectors, strict=True):
         expected = np.linalg.svd(head.numpy())[2][0]
         assert abs(float(expected @ vector.numpy())) == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-7, 1e-9, 0.0])
+def test_the_largest_of_many_singular_values_that_lie_close_together(gap: float) -> None:
+    draws = np.random.default_rng(1).standard_normal((2, 40, 32))
+    left, right = (np.linalg.qr(x)[0] for x in (draws[0], draws[1][:32]))
+    singular = np.concatenate([[1.0], np.full(31, math.sqrt(1 - gap))])
+    value, _ = largest_singular(torch.from_numpy(left * singular @ right.T)[None])
+    assert float(value) == pytest.approx(1.0, abs=math.log(32) / 2**25)
 
 
 def test_an_error_that_stays_keeps_its_direction() -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numdev.report.claims.verdicts import Finding, Region, Verdict, judge
 from numdev.report.reading.frames import TRAINING, Results, load
 from numdev.report.studies.registry import CLAIMS, FIGURES, claims_of
-from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, group_of, rungs, weigh_times
+from numdev.report.studies.training import LARGEST, WASSERSTEIN, Group, draw_losses, group_of, rungs, weigh_times
 from numdev.results.store import Store
 from tests.report.printed import assert_apart, assert_inside, assert_legible, written
 from tests.toy_training import SHAPE, STEPS, Law, Trained, ladder, rows_of, stored
@@ -288,6 +288,19 @@ def test_ratios_are_those_to_flash_attention(drawn: dict[str, Figure]) -> None:
     expected = [4.4e-4 / flash * (step / 256) ** 0.1 for step in STEPS[1:]]
     assert np.asarray(line.get_ydata(), float) == pytest.approx(expected, rel=0.1)  # laws have 1 % of noise, and of exponents
     assert panels["lower precision than FP32"].collections, "with its band"
+
+
+@pytest.mark.parametrize(("steps", "block"), [(400, 1), (401, 2), (2000, 5)])
+def test_the_losses_of_a_long_run_are_drawn_as_means_of_blocks(steps: int, block: int) -> None:
+    rows = rows_of(ladder()[:1], seeds=1).iloc[:1].loc[lambda one: one.index.repeat(steps)]
+    loss = np.random.default_rng(0).uniform(1.0, 2.0, steps)
+    rows = rows.assign(step=np.arange(steps), loss=loss, baseline_loss=2 * loss)
+    reference, run = draw_losses(rows).axes[0].lines
+    starts = np.arange(0, steps, block)
+    means = np.add.reduceat(loss, starts) / np.diff([*starts, steps])
+    assert np.asarray(run.get_ydata(), float) == pytest.approx(means)
+    assert np.asarray(reference.get_ydata(), float) == pytest.approx(2 * means)
+    assert float(np.asarray(run.get_xdata())[0]) == (block - 1) / 2
 
 
 def test_figure_8_shows_every_rung_and_that_an_exact_restart_is_zero(

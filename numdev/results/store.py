@@ -169,9 +169,13 @@ class Store:
 
     def _read(self, path: Path, parse: Callable[[bytes], Any]) -> Any:
         """What a file holds; None where there is none, or where it, or a long table that it names, is damaged."""
+        if (data := _bytes(path)) is None:
+            return None
         try:
-            return parse(path.read_bytes())
+            return parse(data)
         except (OSError, ValueError):
+            if _bytes(path) != data:  # a writer has replaced it, and removed the long tables that the first one named
+                return self._read(path, parse)
             if path.is_file() and path not in self.torn:
                 self.torn.append(path)
             return None
@@ -188,6 +192,16 @@ class Store:
 
         rows: Rows = parquet.read_table(io.BytesIO(data)).to_pylist()
         return rows
+
+
+def _bytes(path: Path) -> bytes | None:
+    """What a file holds, nothing where it cannot be read; None where there is none."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return b""
 
 
 def pack(name: str, rows: Rows) -> bytes:

@@ -155,10 +155,40 @@ class TestFullDisk:
             Store(tmp_path / "results").put(record())
 
 
+def test_a_record_that_is_written_just_after_it_was_looked_for_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+
+    def missing(_: Path) -> bytes:
+        monkeypatch.undo()
+        store.put(record("a"))
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_bytes", missing)
+    assert store.get("a") is None
+    assert store.torn == []
+    assert store.get("a") == record("a")
+
+
+def test_a_record_that_is_replaced_while_it_is_read_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, table = Store(tmp_path), Store._table
+
+    def late(own: Store, apart: dict[str, Any]) -> Any:
+        monkeypatch.undo()
+        own.put(record("a", rows=LONG + 2))
+        return table(own, apart)
+
+    store.put(record("a", rows=LONG + 1))
+    monkeypatch.setattr(Store, "_table", late)
+    assert store.get("a") == record("a", rows=LONG + 2)
+    assert store.torn == []
+
+
 def write_many(folder: str, writer: int, count: int) -> None:
     store = Store(Path(folder))
     for i in range(count):
-        store.put(record("shared", seconds=float(writer), rows=500))
+        store.put(record("shared", seconds=float(writer), rows=LONG + 1))
         store.put(record(f"own-{writer}-{i}"))
 
 
@@ -173,7 +203,7 @@ class TestTwoWriters:
         while any(process.is_alive() for process in writers):
             result = store.get("shared")
             seen += result is not None
-            assert result is None or len(result.rows) == 500
+            assert result is None or len(result.rows) == LONG + 1
         for process in writers:
             process.join()
             assert process.exitcode == 0

@@ -95,7 +95,7 @@ _BACKWARD_STEPS = {
     "probabilities": ("P",),
     "ds": ("dS",),
     "heads": ("dK and dV of each head", "the sum of dK and dV over heads"),
-    "scale": _SCALED_INPUTS,
+    "scale": (*_SCALED_INPUTS, "scaled K* + scaled K that dQ reads*", "scaled Q* + scaled Q that dK reads*"),
 }
 _OF_8_BITS = (E4M3FN, E5M2, INT8)
 _TRUNCATED = Stored(TF32, rounding=Rounding.TOWARD_ZERO)
@@ -497,7 +497,7 @@ def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:
     yield from (_by_polynomial(degree, False) for degree in (1, 2, 3, 4))
     yield from (*_mask_faults(), *_BACKWARD_FAULTS)
     for rows in (16, 32, 64, 128):
-        title = f"a last partial tile of {rows} queries left out, of dQ too"
+        title = f"a last partial tile of {rows} queries left out"
         yield Candidate("tile", title, {"of rows": partial(_without_rows, rows=rows)})
     for power in _POWERS:
         yield Candidate("exponential", f"P below 2^-{power} flushed", {"exponentials": _flushed(power)})

@@ -70,7 +70,10 @@ Make = Callable[..., Candidate]
 
 @dataclass(frozen=True)
 class Rank:
-    """A candidate in its best layout: `log r`, the share of the error that it explains, and whether that is nearly all."""
+    """A candidate in its best layout: `log r`, the share of the error that it explains, and whether that is nearly all.
+
+    `only_in` are the gradients that err as the candidate does, if it makes others err that do not.
+    """
 
     name: str
     title: str
@@ -79,6 +82,7 @@ class Rank:
     is_explained: bool
     tiles: str
     permitted: bool = False
+    only_in: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,8 +107,12 @@ class Culprit:
 
     @property
     def named(self) -> tuple[Rank, ...]:
-        """The best candidate, and all that cannot be told from it; of these what the policy permits, if that is among them."""
+        """The best candidate, and all that cannot be told from it; of these what the policy permits, if that is among them.
+
+        Else those that make no other gradient err, if there are any.
+        """
         near = tuple(rank for rank in self.ranks if rank.score <= self.ranks[0].score + _NEAR)
+        near = tuple(rank for rank in near if not rank.only_in) or near
         return tuple(rank for rank in near if rank.permitted) or near
 
     @property
@@ -121,8 +129,10 @@ class Culprit:
             return self.alone
         titles = [rank.title for rank in self.named]
         titles[_NAMED:] = [f"{len(titles) - _NAMED} more"] if len(titles) > _NAMED else []
-        named = " or ".join(titles)
+        only_in = " and ".join(map(symbol, self.named[0].only_in))
+        named = " or ".join(titles) + (f", in {only_in} alone" if only_in else "")
         others = [rank for rank in self.ranks if rank not in self.named and _NEAREST <= rank.explained <= self.ranks[0].explained]
+        others = [rank for rank in others if only_in or not rank.only_in]
         beside = f"; next: {others[0].title}, {100 * others[0].explained:.0f} %" if others else ""
         share = f"explains {100 * self.ranks[0].explained:.0f} % of the error{beside}"
         if not self.is_explained or (fails and self.is_permitted):
@@ -154,6 +164,10 @@ class Compared:
 
     def rows(self, outputs: Tensors) -> Tensors:
         return self.inputs.rows(outputs, self.most_keys)
+
+    def ratio(self, name: str) -> float:
+        """The RMSE of an output over the permitted one, of all rows and replicates."""
+        return float(self.known.ratios(self.of_kernel)[name][:, 0].mean())
 
     def left(self, hypothesis: Hypothesis) -> dict[str, float]:
         """r of each output, within the limits that logarithms need."""
@@ -193,8 +207,8 @@ class Search:
         is_shown = self.of_pass is BACKWARD or "lse" in self.outputs  # else an LSE is computed for nobody
         self.catalogue = [DECLARED, *(each for each in cases[0].known.predictions.candidates if is_shown or each.step != "lse")]
         self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
-        # Those on which the kernel errs most, relative to what is permitted, first
-        self.cases = cases = sorted(cases, key=lambda case: -max(case.excess[name] for name in errs or self.outputs))
+        # Those on which the kernel errs most, relative to what is permitted, first; some rows, as of a sink, may err more
+        self.cases = cases = sorted(cases, key=lambda case: -max(case.ratio(name) for name in errs or self.outputs))
         self.light = light = [case for case in cases if case.inputs.sizes[1] <= _MANY_KEYS] or cases
         is_forward = self.of_pass is FORWARD  # its sums are over keys alone
         unmasked = [case for case in light if case.inputs.mask.is_none]
@@ -213,10 +227,13 @@ class Search:
         total = 0.0
         for case, (name, weight) in product(cases, self.weights.items()):
             left = case.left(hypothesis)[name]
-            if self.of_pass is BACKWARD and self.errs and name not in self.errs:
-                left = min(left, _OTHER * case.left((DECLARED, hypothesis[1]))[name])
-            total += weight * math.log(left)
+            total += weight * math.log(min(left, self.most_left(case, hypothesis, name)))
         return total / len(cases)
+
+    def most_left(self, case: Compared, hypothesis: Hypothesis, name: str) -> float:
+        """Of a gradient that does not err, and that another kernel would have to compute if a candidate leaves more."""
+        of_another = self.of_pass is BACKWARD and self.errs and name not in self.errs
+        return _OTHER * case.left((DECLARED, hypothesis[1]))[name] if of_another else math.inf
 
     def best(self, hypotheses: Iterable[Hypothesis], cases: Sequence[Compared]) -> list[Hypothesis]:
         """Best first; of many those that are best on a third of the cases, where what has no effect is equal.
@@ -418,7 +435,10 @@ class Search:
         candidate, layout = hypothesis
         least = self.share(hypothesis, self.cases, self.errs or self.outputs)
         about = f"{candidate.step}={candidate.title}", candidate.title, self.score(hypothesis, self.cases), least
-        return Rank(*about, least > (_SURE if candidate.fitted else _EXPLAINED), self.words(layout), candidate.permitted)
+        others = product(self.cases, self.outputs)
+        is_more = any(case.left(hypothesis)[name] > self.most_left(case, hypothesis, name) for case, name in others)
+        is_explained, only_in = least > (_SURE if candidate.fitted else _EXPLAINED), tuple(self.errs) if is_more else ()
+        return Rank(*about, is_explained, self.words(layout), candidate.permitted, only_in)
 
     def words(self, layout: Layout) -> str:
         """Gradients are sums over tiles of queries or of keys, which have one size here."""

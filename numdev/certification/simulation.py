@@ -328,8 +328,10 @@ class Simulation:
         if "P dP" in self.changes:
             ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
         ds = self._stored("ds", ds)
-        dq = self._summed("dQ", ds, k) * self.at("scale of dQ", self.inputs.scale)
-        dk = self._summed("dK", ds.mT, q) * self.at("scale of dK", self.inputs.scale)
+        scale = self.inputs.scale
+        k, q = self.at("scaled K that dQ reads", k * scale) / scale, self.at("scaled Q that dK reads", q * scale) / scale
+        dq = self._summed("dQ", ds, k) * self.at("scale of dQ", scale)
+        dk = self._summed("dK", ds.mT, q) * self.at("scale of dK", scale)
         dv = self._summed("dV", self._stored("probabilities", p).mT, do)
         dk, dv = self.at("dK and dV", (self._of_groups(dk), self.at("dV", self._of_groups(dv))))
         return {name: self._stored("output", x) for name, x in {"dq": dq, "dk": dk, "dv": dv}.items()}

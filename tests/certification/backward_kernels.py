@@ -132,6 +132,18 @@ def autograd(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, do: Tens
     return tuple(x.nan_to_num(0.0).to(q.dtype) for x in gradients)  # type: ignore[return-value]
 
 
+def scaled_in_bf16(name: str, *inputs: Tensor, mask: Mask, scale: float) -> Gradients:
+    """K, or Q, is stored times the scale and log2 e in BF16, and read so for its gradient's partner too (Triton's tutorial)."""
+    factor = scale * LOG2E
+
+    def load(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
+        x = {"q": q, "k": k, "v": v, "do": do}
+        x[name] = bf16(x[name] * factor) / factor
+        return tuple(x.values())
+
+    return FlashGradients(80, 112, base2=True, load=load)(*inputs, mask=mask, scale=scale)
+
+
 def rounded_groups(x: Tensor, kv_heads: int) -> Tensor:
     """The gradient of each head of q is stored in BF16 before the sum over its group (FlashAttention-2)."""
     return grouped(bf16(x), kv_heads)
@@ -236,6 +248,8 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "LSE in BF16": (G.but(lse=bf16), "lse"),
     "LSE in FP16": (G2.but(lse=fp16), "lse"),
     "heads of a group in BF16": (G.but(group=rounded_groups), "heads"),
+    "scaled K in BF16, dQ too": (partial(scaled_in_bf16, "k"), "scale"),
+    "scaled Q in BF16, dK too": (partial(scaled_in_bf16, "q"), "scale"),
     "log2 e as 1.44": (G2.but(scale=lambda x: x * 1.44 / LOG2E), "scale"),
     "no derivative of a cap": (G2.but(product=lambda s: 40 * (s / 40).tanh()), "scores"),
     "output truncated": (G.but(out=lambda x: truncated(x).bfloat16()), "output"),

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16
-from numdev.certification.accuracy import CASES, Known, Predictions
+from numdev.certification.accuracy import BACKWARD, CASES, Known, Predictions
 from numdev.certification.candidates import CURVES, KEYS, Candidate, capped, clamped, curved, limited, reduced
 from numdev.certification.culprit import Compared, Hypothesis, Search
 from numdev.certification.kernel import kernel_of
 from numdev.certification.simulation import Layout
-from tests.certification.forward_kernels import PRECISION
+from tests.certification.backward_kernels import FlashGradients, rounded_groups
+from tests.certification.forward_kernels import PRECISION, Flash
 
 FITTED = {
     "argument of exp at least -6": clamped(False, -6.0),
@@ -93,6 +94,15 @@ class OfTies(Search):
 
     def score(self, hypothesis: Hypothesis, cases: Sequence[Compared]) -> float:
         return -1.0 if hypothesis == self.right and len(cases) == 3 else 0.0
+
+
+def test_a_case_of_which_some_rows_err_as_permitted_does_not_come_before_one_that_errs_more() -> None:
+    predictions, kernel = Predictions("kernel_bf16", of_pass=BACKWARD), FlashGradients(group=rounded_groups)
+    every = [predictions.of(case, range(3)) for case in CASES if case.name in ("sink", "grouped heads")]
+    outputs = [kernel_of(Flash(64), BF16, torch.device("cpu"), kernel).on(each.inputs) for each in every]
+    compared = [Compared(each, x) for each, x in zip(every, outputs, strict=True)]
+    search = Search(compared, [each.ratios(x) for each, x in zip(every, outputs, strict=True)])
+    assert [case.known.name.partition(" range")[0] for case in search.cases] == ["grouped heads", "sink"]
 
 
 def test_a_hypothesis_without_effect_on_the_first_cases_is_not_lost_among_many() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from numdev.certification.probes import PROBES
 from numdev.errors import BadInput, Unsupported
 from numdev.report.document.pages import write_certificate
 from tests.certification.backward_kernels import FlashGradients
-from tests.certification.forward_kernels import CORRECT, LOG2E, OUTSIDE, STRUCTURE, Flash, bf16
+from tests.certification.forward_kernels import CORRECT, LOG2E, OUTSIDE, STRUCTURE, Flash, bf16, visible
 from tests.conftest import ROOT
 
 # Catalogue and thresholds were developed on this seed too, and on 0 to 2 and 100 to 102: another seed shows what they are worth.
@@ -245,6 +246,25 @@ def test_gradients_are_judged_by_their_own_policy(certified: Certifier) -> None:
     certificate = certified(Flash(64), only, backward=unscaled)
     assert certificate.exit_code == 1
     assert "dQ without the scale" in certificate.sentence()
+
+
+@pytest.mark.slow
+def test_the_sentence_names_the_gradients_that_err_where_a_step_of_all_errs_in_some_alone(certified: Certifier) -> None:
+    right, short = FlashGradients(), FlashGradients(seen=partial(visible, reach=-1))
+
+    def of_two_kernels(*x: Tensor, mask: Mask, scale: float) -> Gradients:
+        return right(*x, mask=mask, scale=scale)[0], *short(*x, mask=mask, scale=scale)[1:]
+
+    only = ("normal", "causal")
+    assert "one key too few, in dK and dV alone (" in certified(Flash(64), only, backward=of_two_kernels).sentence()
+    assert "one key too few (" in certified(Flash(64), only, backward=short).sentence()
+
+
+def test_of_steps_that_cannot_be_told_apart_those_that_spare_what_does_not_err_are_named() -> None:
+    one = Rank("dq=dQ in BF16", "dQ in BF16", -3.0, 0.9, True, "")
+    more = Rank("dq and dk=dQ and dK in BF16", "dQ and dK in BF16", -3.05, 0.9, True, "", only_in=("dq",))
+    assert Culprit((more, one)).sentence() == "errs as with dQ in BF16 (explains 90 % of the error)"
+    assert Culprit((more,)).sentence().startswith("errs as with dQ and dK in BF16, in dQ alone (")
 
 
 @pytest.mark.exhaustive

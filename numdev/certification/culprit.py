@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
@@ -165,9 +165,10 @@ class Compared:
     def rows(self, outputs: Tensors) -> Tensors:
         return self.inputs.rows(outputs, self.most_keys)
 
-    def ratio(self, name: str) -> float:
-        """The RMSE of an output over the permitted one, of all rows and replicates."""
-        return float(self.known.ratios(self.of_kernel)[name][:, 0].mean())
+    @cached_property
+    def ratios(self) -> dict[str, float]:
+        """The RMSE of each output over the permitted one, of all rows and replicates."""
+        return {name: float(x[:, 0].mean()) for name, x in self.known.ratios(self.of_kernel).items()}
 
     def left(self, hypothesis: Hypothesis) -> dict[str, float]:
         """r of each output, within the limits that logarithms need."""
@@ -194,13 +195,13 @@ class Compared:
 class Search:
     """Looks for the hypothesis, a candidate in a layout, that leaves least of the errors of a kernel.
 
-    `ratios` of all results say which outputs err more than permitted.
+    `every` result, those that cannot be compared too, says which outputs err more than permitted.
     """
 
-    def __init__(self, cases: Sequence[Compared], ratios: Sequence[dict[str, Tensor]]) -> None:
+    def __init__(self, cases: Sequence[Compared], every: Sequence[Compared]) -> None:
         self.of_pass = cases[0].known.predictions.of_pass
-        self.outputs = [name for name in self.of_pass.outputs if all(name in each for each in ratios)]
-        most = {name: max(float(each[name][:, 0].mean()) for each in ratios) for name in self.outputs}
+        self.outputs = [name for name in self.of_pass.outputs if all(name in each.ratios for each in every)]
+        most = {name: max(each.ratios[name] for each in every) for name in self.outputs}
         self.errs = errs = [name for name in self.outputs if most[name] > _ERRS[name]]
         sizes = Counter(name in errs for name in self.outputs)  # how many err, and how many do not
         self.weights = {name: 1 / (len(sizes) * sizes[name in errs]) for name in self.outputs}
@@ -208,7 +209,7 @@ class Search:
         self.catalogue = [DECLARED, *(each for each in cases[0].known.predictions.candidates if is_shown or each.step != "lse")]
         self.parameters = dict[Candidate, tuple[Make, tuple[float, ...]]]()
         # Those on which the kernel errs most, relative to what is permitted, first; some rows, as of a sink, may err more
-        self.cases = cases = sorted(cases, key=lambda case: -max(case.ratio(name) for name in errs or self.outputs))
+        self.cases = cases = sorted(cases, key=lambda case: -max(case.ratios[name] for name in errs or self.outputs))
         self.light = light = [case for case in cases if case.inputs.sizes[1] <= _MANY_KEYS] or cases
         is_forward = self.of_pass is FORWARD  # its sums are over keys alone
         unmasked = [case for case in light if case.inputs.mask.is_none]
@@ -475,7 +476,7 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
         return Culprit((), alone="was given too many tokens to look for the step that errs") if finite else Culprit(())
     if not any(bool(x.any()) for case in cases for name, x in case.own.items() if name != "lse"):
         return Culprit((), alone="returns zeros")
-    search = Search(cases, [known.ratios(outputs) for known, outputs in results])
+    search = Search(cases, every)
     tried = search.in_layouts([], [DECLARED], [DECLARED], search.layouts[: 1 if search.errs else 2])
     if search.errs or not (search.is_settled(tried[0], cases) and search.rank(tried[0]).is_explained):
         tried = search.run() + tried

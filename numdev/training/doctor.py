@@ -143,6 +143,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         self._held: list[tuple[int, Item]] = []  # the batches since the first checkpoint that is kept
         self._losses: dict[int, float] = {}
         self._noted: tuple[float, float, bool] | None = None
+        self._looks_now = False
         self._spike, self._limit, self._replays = -1, math.inf, list[Replay]()
         self._diagnosis: Diagnosis | None = None
 
@@ -155,7 +156,9 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     def note(self, loss: Tensor | float, *, spike: bool = False) -> None:
         """The loss of a step, after its gradients; `spike` asks for replays although the loss may not spike. Waits for it."""
-        place, grads = next(self._model.parameters()).device, [x.grad for x in self._model.parameters() if x.grad is not None]
+        place, grads = next(self._model.parameters()).device, list[Tensor]()
+        if self._looks_now:  # only the rows of a log hold the norm
+            grads = [x.grad for x in self._model.parameters() if x.grad is not None]
         values = loss, nn.utils.get_total_norm(grads) if grads else math.nan, spike
         noted = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=place).detach() for x in values])
         if self._is_parallel:
@@ -189,7 +192,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
                 self._keep(number)
             self._held.append((number, copy.deepcopy(batch)))
             value, asked = yield from self._step(self._log, number, batch)
-            if not self._log.seen.calls:
+            if not self._log.is_idle and not self._log.seen.calls:
                 self._log.seen.require()
             limit = spike_limit(list(self._losses.values()))
             self._losses[number] = value
@@ -198,12 +201,13 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         if not self._losses:
             raise BadInput("batches", 0, "give some")
         self._write_log()
-        self._log.seen.warn("doctor")
+        if self._log.seen.calls:
+            self._log.seen.warn("doctor")
 
     def _step(self, log: HeadLog, number: int, batch: Item) -> Generator[Item, None, tuple[float, bool]]:
         """One pass through the body of the loop; its loss, and whether replays are asked for."""
-        self._noted = None
         log.step(number)
+        self._noted, self._looks_now = None, log.looks_now
         with log.active():
             yield batch
         if self._noted is None:

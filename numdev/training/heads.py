@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from numdev.arithmetic.formats import format_of
+from numdev.arithmetic.rounding import Cast
 from numdev.attention.base import Backward, softmax_scale
 from numdev.attention.differentiable import uncast
 from numdev.attention.exact import ExactBackward
+from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.problem import Shape
 from numdev.measurement.metrics import largest_singular
@@ -35,6 +40,7 @@ FIGURES = {
 }
 """Unit and meaning of what is kept of a head in a step; exact is FP64 of the same q, k, v and dO."""
 
+_AT_ONCE = 1 << 25  # scores, 256 MB in FP64
 Place = tuple[str, int, int]
 """Layer, number of the call in its step, head."""
 
@@ -54,15 +60,32 @@ class HeadLog(Recorder):
         primal = attention.primal if isinstance(attention, (Backward, ForwardAlone)) else None
         self._policy = None if primal is None else policy_of(primal)
         self._every, self._heads, self._exact = every, heads, exact
-        self._looks: list[tuple[dict[str, Any], int, dict[str, Tensor]]] = []
+        self._looks: list[_Look] = []
+        self._figures: list[tuple[list[_Look], Tensor]] = []
         self.of_step: dict[int, dict[str, float]] = {}
         self.call: Call | None = None
 
+    @property
+    def looks_now(self) -> bool:
+        """Whether figures of this step are kept."""
+        return self._every > 0 and self._step % self._every == 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the calls of this step go on by themselves."""
+        return self._attention is None and self._exact is None and not self.looks_now
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """See `Interception`, which costs some microseconds for each operation of a model."""
+        with nullcontext() if self.is_idle else super().active():
+            yield
+
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         """See `Interception`."""
-        (number, layer), looks = self._call(), self._every > 0 and self._step % self._every == 0
+        number, layer = self._call()
         replaces = self._exact is not None and self._exact[:2] == (layer, number)
-        if self._attention is None and not looks and not replaces:
+        if self._attention is None and not self.looks_now and not replaces:
             return onward()
         call = Call.of(arguments, self._reader)
         if self._attention is None:  # its dQ is that of the model's q, which nothing else is made of
@@ -70,7 +93,7 @@ class HeadLog(Recorder):
         else:
             q = call.q.view_as(call.q)  # a node of its own, whose gradient is dQ of this call alone
             out = self._attention.attend(q, call.k, call.v, call.mask, call.scale)
-        if looks:
+        if self.looks_now:
             self._look(call, q, out, {"step": self._step, "layer": layer, "call": number})
         if replaces and self._exact is not None:
             exact = ExactBackward().attend(call.q, call.k, call.v, call.mask, call.scale)
@@ -79,36 +102,63 @@ class HeadLog(Recorder):
         return call.shaped(out)
 
     def _look(self, call: Call, q: Tensor, out: Tensor, place: dict[str, Any]) -> None:
-        """Have some heads of a call computed exactly, and their errors reduced, on the device."""
-        self.call, kv_heads = call, call.k.shape[1]
-        group, count = call.q.shape[1] // kv_heads, min(self._heads or kv_heads, kv_heads)
+        """Keep what the figures of some heads of a call are made of."""
+        self.call = replace(call, q=call.q.detach(), k=call.k.detach(), v=call.v.detach())
+        kv_heads, shape = call.k.shape[1], call.q.shape[:3]
+        group, count = shape[1] // kv_heads, min(self._heads or kv_heads, kv_heads)
         first = min(self._step // self._every * count % kv_heads, kv_heads - count)
+        heads = slice(first * group, (first + count) * group)
 
-        def of_q(x: Tensor) -> Tensor:
-            return x.reshape(*call.q.shape[:3], x.shape[-1])[:, first * group : (first + count) * group]
+        def of_q(x: Tensor) -> Tensor:  # is held by the graph, so it holds no tensor of the graph
+            return x.detach().reshape(*shape, x.shape[-1])[:, heads].clone()
 
-        k, v = (x[:, first : first + count] for x in (call.k, call.v))
-        policy = self._policy or Precision.kernel(format_of(call.q.dtype))
-        figures = _Figures(policy.format.u)
-        self._looks.append((place, first * group, figures.values))
-        with torch.no_grad(), uncast(q):
-            mask = call.mask.of_heads(first * group, (first + count) * group)
-            exact = ExactCall(figures, (of_q(call.q), k, v), mask, softmax_scale(call.q, call.scale))
-            rounded = policy.round_inputs(of_q(call.q), k, v)
-            exact.compare(rounded[0], rounded[1], of_q(out), policy)
+        tensors = {"q": of_q(call.q), "out": of_q(out)}
+        tensors |= {name: x.detach()[:, first : first + count].clone() for name, x in (("k", call.k), ("v", call.v))}
+        mask = call.mask.of_heads(heads.start, heads.stop)
+        self._looks.append(_Look(place, heads.start, mask, softmax_scale(call.q, call.scale), tensors))
         if out.requires_grad and q.requires_grad:
-            out.register_hook(lambda do: exact.take(of_q(do)))
-            q.register_hook(lambda dq: exact.compare_dq(of_q(dq)))
+            out.register_hook(lambda do: tensors.__setitem__("do", of_q(do)))
+            q.register_hook(lambda dq: tensors.__setitem__("dq", of_q(dq)))
+
+    def _write(self) -> None:
+        """Have the heads that were looked at computed exactly, and their errors reduced, on the device."""
+        looks, self._looks, alike = self._looks, [], defaultdict[Hashable, list[_Look]](list)
+        for look in looks:
+            alike[look.kind].append(look)
+        for same in alike.values():
+            at_once = max(_AT_ONCE // same[0].scores, 1)
+            for first in range(0, len(same), at_once):
+                some = same[first : first + at_once]
+                self._figures.append((some, self._compared(some)))
+
+    @torch.no_grad()
+    def _compared(self, looks: list[_Look]) -> Tensor:
+        """`[figures, heads]` of calls of one kind, one after the other: the heads of one call."""
+        tensors = {name: torch.cat([look.tensors[name] for look in looks], 1) for name in looks[0].tensors}
+        q, k, v, out = (tensors[name] for name in ("q", "k", "v", "out"))
+        policy = self._policy or Precision.kernel(format_of(q.dtype))
+        figures = _Figures(policy.format.u)
+        with uncast(q):
+            exact = ExactCall(figures, (q, k, v), looks[0].mask, looks[0].scale)
+            is_rounded = policy.inputs == Cast(format_of(q.dtype))
+            exact.compare(*((q, k) if is_rounded else policy.round_inputs(q, k, v)[:2]), out, policy)
+            if "dq" in tensors:
+                exact.take(tensors["do"])
+                exact.compare_dq(tensors["dq"])
+        figures.ranks()
+        unknown = torch.full_like(figures.values["out_size"], math.nan)
+        return torch.stack([figures.values.get(name, unknown) for name in FIGURES])
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each step, call and head since the last time; waits for the device."""
-        looks, self._looks, rows = self._looks, [], list[dict[str, Any]]()
-        for place, first, values in looks:
-            known = {name: values[name].tolist() for name in FIGURES if name in values}
-            for head in range(len(known["out_size"])):
-                of_head = {name: known[name][head] if name in known else math.nan for name in FIGURES}
-                rows.append({**place, "head": first + head, **self.of_step.get(place["step"], {}), **of_head})
-        return rows
+        self._write()
+        figures, self._figures, rows = self._figures, [], list[dict[str, Any]]()
+        for looks, values in figures:
+            for look, of_look in zip(looks, values.unflatten(1, (len(looks), -1)).unbind(1), strict=True):
+                for head, column in enumerate(of_look.T.tolist(), look.first):
+                    step = self.of_step.get(look.place["step"], {})
+                    rows.append({**look.place, "head": head, **step, **dict(zip(FIGURES, column, strict=True))})
+        return sorted(rows, key=lambda row: (row["step"], row["call"], row["head"]))
 
     @property
     def shape(self) -> Shape:
@@ -118,11 +168,32 @@ class HeadLog(Recorder):
         return Shape(batch, heads, kv_heads, queries, keys, dim)
 
 
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """Some heads of a call, from number `first` on: copies of its q, k, v and out, later of do and dq."""
+
+    place: dict[str, Any]
+    first: int
+    mask: Mask
+    scale: float
+    tensors: dict[str, Tensor]
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for calls that can be computed as heads of one: only a bias of each head may differ from one to the other."""
+        own = id(self) if self.mask.bias is not None and self.mask.bias.values.shape[1] > 1 else None
+        return self.mask, self.scale, own, *((name, x.shape, x.dtype) for name, x in self.tensors.items())
+
+    @property
+    def scores(self) -> int:
+        return math.prod(self.tensors["q"].shape[:3]) * self.tensors["k"].shape[2]
+
+
 class _Figures:
     """The `FIGURES` of the heads of one call, on the device."""
 
     def __init__(self, u: float) -> None:
-        self._u, self.values = u, dict[str, Tensor]()
+        self._u, self.values, self._errors = u, dict[str, Tensor](), dict[str, Tensor]()
 
     def forward(self, exact: ExactCall, s: Tensor, error: Tensor) -> None:
         logits, one = exact.without(s, 0.0).double(), exact.p.amax(-1, keepdim=True) > 1 - self._u / 2
@@ -133,27 +204,35 @@ class _Figures:
             "logit_std": (square - mean.square()).clamp(0).sqrt(),
         }
         self.values |= {"saturated": _of_heads(one.double()), "tied": _of_heads(exact.tied(s)[..., None].double())}
-        self.values |= _compared("out", exact.out, error)
+        self._note("out", exact.out, error)
 
     def delta(self, exact: ExactCall, error: Tensor) -> None:
         """Is not asked for."""
 
     def dq(self, exact: ExactCall, error: Tensor) -> None:
-        self.values |= _compared("dq", exact.dq, error)
+        self._note("dq", exact.dq, error)
+
+    def _note(self, output: str, exact: Tensor, error: Tensor) -> None:
+        sizes = {"size": exact, "rmse": error}
+        self.values |= {f"{output}_{name}": _of_heads(x.square()).sqrt() for name, x in sizes.items()}
+        self._errors[output] = error
+
+    def ranks(self) -> None:
+        """Those of the errors, at once where they have one shape."""
+        errors, names = list(self._errors.values()), [f"{output}_rank" for output in self._errors]
+        if len({error.shape for error in errors}) == 1:
+            self.values |= dict(zip(names, _ranks(torch.stack(errors)), strict=True))
+        else:
+            self.values |= {name: _ranks(error[None])[0] for name, error in zip(names, errors, strict=True)}
 
 
-def _compared(output: str, exact: Tensor, error: Tensor) -> dict[str, Tensor]:
-    """Size, error and rank of an output."""
-    matrices = error.flatten(0, 2)
+def _ranks(errors: Tensor) -> Tensor:
+    """Stable ranks of `[outputs, batch, kv_heads, group, rows, dim]`, the mean over the batch: `[outputs, heads]`."""
+    matrices = errors.flatten(0, 3)
     energy = matrices.square().sum((-2, -1))
     usable = energy.isfinite() & (energy > 0)  # anything else has no eigenvalues, or no direction
     top, _ = largest_singular(matrices.masked_fill(~usable[:, None, None], 0.0))
-    rank = torch.where(usable, energy / top, math.nan).view(error.shape[:3]).mean(0).flatten()
-    return {
-        f"{output}_size": _of_heads(exact.square()).sqrt(),
-        f"{output}_rmse": _of_heads(error.square()).sqrt(),
-        f"{output}_rank": rank,
-    }
+    return torch.where(usable, energy / top, math.nan).view(errors.shape[:4]).mean(1).flatten(1)
 
 
 def _of_heads(x: Tensor, reduce: Callable[..., Tensor] = torch.mean) -> Tensor:

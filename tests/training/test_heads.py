@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -137,6 +140,44 @@ def test_an_error_that_is_not_finite_or_zero_has_no_rank(inputs: Inputs) -> None
     assert all(row["out_rank"] != row["out_rank"] for row in log.rows()[:2])
 
 
+def deep(log: HeadLog, inputs: Inputs, biases: list[Tensor | None]) -> list[dict[str, object]]:
+    """The rows of calls in one graph, each of the output of the one before."""
+    q, k, v, do = (x.clone().requires_grad_() for x in inputs)
+    with log.active():
+        for number, bias in enumerate(biases):
+            q = functional.scaled_dot_product_attention(q * 2, k, v + number, attn_mask=bias, enable_gqa=True)
+        q.backward(do.detach())
+    return log.rows()
+
+
+def test_calls_that_are_computed_at_once_have_the_figures_of_each_alone(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    of_heads, of_all = (torch.randn(1, heads, 6, 6, generator=generator).bfloat16() for heads in (HEADS, 1))
+    biases = [None, of_all, of_heads, None, of_all, of_heads + 1]
+    at_once = deep(HeadLog(MODEL, None, every=1), inputs, biases)
+    monkeypatch.setattr("numdev.training.heads._AT_ONCE", 1)
+    alone = deep(HeadLog(MODEL, None, every=1), inputs, biases)
+    assert [(row["call"], row["head"]) for row in at_once] == [(call, head) for call in range(6) for head in range(HEADS)]
+    assert len({str(row) for row in alone}) == 6 * HEADS
+    for row, other in zip(at_once, alone, strict=True):
+        assert row == pytest.approx(other, rel=1e-9)
+
+
+@pytest.mark.parametrize("attention", [TILED, None], ids=["given", "the model's own"])
+def test_nothing_is_held_of_the_graph_of_a_step(attention: TiledBackward | None, inputs: Inputs) -> None:
+    log, held = HeadLog(MODEL, attention, every=1), list[weakref.ref[Tensor]]()
+    for step in range(3):
+        log.step(step)
+        q, k, v, do = (x.clone().requires_grad_() * 1 for x in inputs)
+        with log.active():
+            out = MODEL(q, k, v)
+            out.backward(do.detach())
+        held += [weakref.ref(x) for x in (q, k, v, out)]
+        del q, k, v, do, out
+    gc.collect()
+    assert not any(reference() is not None for reference in held)
+
+
 def test_heads_take_turns_by_kv_head(inputs: Inputs) -> None:
     log, heads = HeadLog(MODEL, None, every=3, heads=1), dict[int, list[int]]()
     for step in range(8):
@@ -145,3 +186,4 @@ def test_heads_take_turns_by_kv_head(inputs: Inputs) -> None:
     for row in log.rows():
         heads.setdefault(row["step"], []).append(row["head"])
     assert heads == {0: [0, 1], 3: [2, 3], 6: [0, 1]}
+    assert log.seen.calls == 3, "in other steps the model's calls go on by themselves"

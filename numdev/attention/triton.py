@@ -484,12 +484,13 @@ def _hopper_runs(settings: Triton | TritonBackward, mask: Mask, device: Device, 
     Raises:
         Unsupported: where it was set and cannot.
     """
-    if settings.kernel is Kernel.PORTABLE or (settings.kernel is Kernel.AUTO and settings.fmt.bits == 8):
+    asked = settings.kernel is Kernel.HOPPER  # in 8 bits, and in windows, which were interpreted and have not run on a GPU yet
+    if settings.kernel is Kernel.PORTABLE or (not asked and (settings.fmt.bits == 8 or mask.window is not None)):
         return False
     reason: str | None = f"it needs a GPU of compute capability 9.0, and this is {device.generation}"
     if device.generation == "sm_90":
         reason = refusal(settings, mask, **tensors)
-    if reason is not None and settings.kernel is Kernel.HOPPER:
+    if reason is not None and asked:
         field = "backward.kernel" if "do" in tensors else "attention.kernel"
         raise Unsupported(field, f"the Hopper kernel cannot run this: {reason}")
     return reason is None

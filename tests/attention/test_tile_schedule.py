@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.attention.kernels.hopper.order import TILE, first_unit, first_whole, place, unit_at
+from numdev.attention.kernels.hopper.order import TILE, first_tile, own, place, unit_at, visited, walk
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tile_schedule import Sizes, Turns
@@ -76,18 +76,30 @@ class Grid:
     tiles: int
     units: int
     shift: int
+    span: int  # of a window, else 0
     causal: bool
     lengths: tuple[int, ...]
     shared_by: int
     together: int
+
+    def walk(self, tile: int) -> tuple[int, int, int, int]:
+        return walk(tile, self.shift, self.span, self.units, self.causal, self.span > 0)  # type: ignore[no-any-return]
 
     def additions(self, number: int) -> list[tuple[int, int, int, int]]:
         """(KV head, query head, unit, tile) in the order in which a program makes them."""
         tile, head = place(number, self.tiles, self.together)
         if tile * TILE >= self.lengths[head]:
             return []
-        steps = range(self.units - first_unit(tile, self.shift, self.causal))
-        return [(head, h, unit_at(step, self.units), tile) for step in steps for h in range(self.shared_by)]
+        first, end, *_ = self.walk(tile)
+        return [(head, h, unit_at(step, end), tile) for step in range(end - first) for h in range(self.shared_by)]
+
+    def rank(self, unit: int, tile: int) -> int:
+        """For how many additions to a unit the program of a tile waits."""
+        return tile - first_tile(unit, self.shift, self.span, self.span > 0)  # type: ignore[no-any-return]
+
+    def sees(self, query: int, key: int) -> bool:
+        before = key <= query + self.shift or not self.causal
+        return before and (key > query + self.shift - self.span or not self.span)
 
     @property
     def programs(self) -> int:
@@ -99,7 +111,8 @@ class Grid:
         for head, length in enumerate(self.lengths):
             for unit in range(self.units):
                 last = min(length - 1, (unit + 1) * TILE - 1 + self.shift) if self.causal else length - 1
-                for tile in range(last // TILE + 1):
+                first = max(unit * TILE + self.shift - self.span + 1, 0) if self.span else 0
+                for tile in range(first // TILE, last // TILE + 1):
                     pairs.update((head, h, unit, tile) for h in range(self.shared_by))
         return pairs
 
@@ -113,7 +126,8 @@ def grids(draw: st.DrawFn) -> Grid:
     heads = draw(st.integers(1, 4))
     together = draw(st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0]))
     lengths = tuple(draw(st.one_of(st.just(keys), st.integers(0, keys))) for _ in range(heads))
-    return Grid(tiles, units, keys - queries, causal, lengths, draw(st.integers(1, 3)), together)
+    span = draw(st.integers(0, keys)) if causal else 0
+    return Grid(tiles, units, keys - queries, span, causal, lengths, draw(st.integers(1, 3)), together)
 
 
 def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int]]:
@@ -131,7 +145,7 @@ def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int
         while started < grid.programs and len(running) < processors:
             running.append(started)
             started += 1
-        running_on = [n for n in running if not waiting[n] or done[waiting[n][0][:3]] == waiting[n][0][3]]
+        running_on = [n for n in running if not waiting[n] or done[waiting[n][0][:3]] == grid.rank(*waiting[n][0][2:])]
         assert running_on, f"a deadlock of {grid} on {processors}"
         number = rng.choice(running_on)
         if waiting[number]:
@@ -152,9 +166,44 @@ def test_every_share_is_added_once_and_the_run_ends(grid: Grid, processors: int,
 
 
 @given(grids())
-def test_only_the_units_before_the_first_whole_one_need_a_mask(grid: Grid) -> None:
+def test_only_units_in_which_every_query_sees_every_key_need_no_mask(grid: Grid) -> None:
     for tile in range(grid.tiles):
-        whole = first_whole(tile, grid.shift, grid.units, grid.causal)
-        for unit in range(first_unit(tile, grid.shift, grid.causal), grid.units):
-            sees_all = not grid.causal or unit * TILE + grid.shift >= (tile + 1) * TILE - 1
-            assert (unit >= whole) == sees_all
+        first, end, whole, whole_end = grid.walk(tile)
+        for unit in range(first, end):
+            corners = [(unit * TILE + i, tile * TILE + j) for i in (0, TILE - 1) for j in (0, TILE - 1)]
+            assert (whole <= unit < whole_end) == all(grid.sees(*corner) for corner in corners)
+
+
+@settings(max_examples=300)
+@given(
+    st.sampled_from([(128, 128), (192, 128), (128, 64)]),
+    st.integers(0, 5),
+    st.builds(lambda n, more: 64 * n + more, st.integers(-9, 9), st.integers(-1, 1)),
+    st.builds(lambda n, more: max(64 * n + more, 0), st.integers(0, 14), st.integers(-1, 1)),
+    st.integers(1, 9),
+    st.booleans(),
+)
+def test_a_group_visits_what_its_rows_see_and_masks_what_some_do_not(
+    tile: tuple[int, int], row: int, shift: int, span: int, blocks: int, causal: bool
+) -> None:
+    """The forward kernel's: every block with a seen key is visited, and of those that need no mask every key is seen."""
+    (br, bc), row, causal = tile, row * tile[0], causal or span > 0
+    n = max(min(blocks, (row + br - 1 + shift) // bc + 1), 1) if causal else blocks
+    grid = Grid(0, 0, shift, span, causal, (), 1, 1)
+    end = visited(row, n, shift, span, bc, span > 0)
+    assert 1 <= end <= n
+    for top in range(row, row + br, 64):
+        skip, whole, edge = own(top, n, end, shift, span, bc, causal, span > 0)
+        assert 0 <= skip <= 1
+        assert skip < end
+        assert skip + 1 <= max(whole, skip + 1)
+        for block in range(blocks):
+            seen = [grid.sees(top + i, block * bc + j) for i in (0, 63) for j in range(bc)]
+            step = n - 1 - block
+            if any(seen):
+                assert skip <= step < end
+            if whole <= step < edge:
+                assert all(seen)
+            elif skip < step < end:
+                assert not all(seen)
+        assert whole <= edge <= end or not span

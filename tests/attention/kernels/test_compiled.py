@@ -46,28 +46,22 @@ BACKWARD = (
     ("bf16", 256, "causal", 90),
     ("fp32", 128, "none", 89),
 )
-# head_dim, Br, causal, unaligned, masked, padded, of e4m3fn the promotion, and rows and keys that share a scale
+# head_dim, Br, causal, windowed, unaligned, masked, padded, of e4m3fn the promotion, and rows and keys that share a scale
 HOPPER = (
-    (64, 192, True, False, True, False, None, None),
-    (128, 128, True, True, True, False, None, None),
-    (256, 128, True, True, True, True, None, None),
-    (64, 128, True, False, True, False, 1, None),
-    (128, 128, True, False, True, False, 1, None),
-    (256, 128, True, False, True, False, 0, None),
-    (128, 128, True, False, True, False, 1, (0, 0, 0)),
-    *((dim, 128, True, False, True, False, int(dim < 256), (128, 128, 128)) for dim in (64, 128, 256)),
+    (64, 192, True, False, False, True, False, None, None),
+    (128, 128, True, False, True, True, False, None, None),
+    *((dim, 128, True, True, True, True, True, None, None) for dim in (64, 128)),
+    *((256, 128, True, windowed, True, True, True, None, None) for windowed in (False, True)),
+    (64, 128, True, False, False, True, False, 1, None),
+    (128, 128, True, False, False, True, False, 1, None),
+    (256, 128, True, False, False, True, False, 0, None),
+    (128, 128, True, False, False, True, False, 1, (0, 0, 0)),
+    *((dim, 128, True, False, False, True, False, int(dim < 256), (128, 128, 128)) for dim in (64, 128, 256)),
 )
-# head_dim, causal, masked, padded
-HOPPER_BACKWARD = (
-    (128, True, True, True),
-    (64, True, True, True),
-)
-# Sum, causal, ragged
-HOPPER_WIDE = (
-    ("dq", True, True),
-    ("dk", True, False),
-    ("dv", True, False),
-)
+# head_dim, causal, windowed, masked, padded
+HOPPER_BACKWARD = tuple((dim, True, windowed, True, True) for dim in (128, 64) for windowed in (False, True))
+# Sum, causal, windowed, ragged
+HOPPER_WIDE = tuple((sums, True, windowed, sums == "dq") for sums in ("dq", "dk", "dv") for windowed in (False, True))
 
 # head_dim, format, what shares a scale, rotated
 QUANTISER = ((128, "bf16", "block", False), (128, "bf16", "block", True), (256, "bf16", "head", True))
@@ -202,6 +196,7 @@ def hopper(
     dim: int,
     br: int,
     causal: bool,
+    windowed: bool,
     unaligned: bool,
     masked: bool,
     padded: bool,
@@ -218,7 +213,8 @@ def hopper(
     shape, dtype = (NARROW if narrow else SHAPES)[dim, br], gl.float8e4nv if narrow else gl.bfloat16
     sizes, own = (shape.bc, dim, shape.groups, shape.stages), (promotion, 8) if narrow else ()
     own = (*own, True, *blocks) if blocks else own
-    values: dict[str, Any] = {"CODE": forward.Code(*sizes, dtype, causal, unaligned, masked, padded, shape.registers, 0.0, *own)}
+    flags = causal, windowed, unaligned, masked, padded
+    values: dict[str, Any] = {"CODE": forward.Code(*sizes, dtype, *flags, shape.registers, 0.0, *own)}
     values |= {} if blocks else {"scales": None}
     rows, keys, values_ = descriptor(dtype, 64, dim), descriptor(dtype, shape.bc, dim), descriptor(dtype, shape.bc, dim)
     if narrow:
@@ -239,7 +235,7 @@ def hopper(
     return [{"dim": dim, "br": br, "promotion": promotion or 0, "scaled": blocks is not None} | needs(kernel, 90)]
 
 
-def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool) -> list[dict[str, Any]]:
+def hopper_backward(dim: int, causal: bool, windowed: bool, masked: bool, padded: bool) -> list[dict[str, Any]]:
     """The backward kernel for Hopper GPUs."""
     from triton.experimental.gluon import language as gl
 
@@ -250,12 +246,12 @@ def hopper_backward(dim: int, causal: bool, masked: bool, padded: bool) -> list[
     tiles, keys, rows = descriptor(gl.bfloat16, br, dim), descriptor(gl.bfloat16, 64, dim), descriptor(gl.float32, br)
     types = {"d_q": tiles, "d_do": tiles, "d_k": keys, "d_v": keys, "d_dk": keys, "d_dv": keys, "d_lse2": rows, "d_delta": rows}
     types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 64, 64), "turns": "*i32"}
-    values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, masked, padded, REGISTERS)}
+    values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, windowed, masked, padded, REGISTERS)}
     kernel = compile_for(backward.gradients, values, types, 90, {"num_warps": 4})
-    return [{"dim": dim, "flags": (causal, masked, padded)} | needs(kernel, 90)]
+    return [{"dim": dim, "flags": (causal, windowed, masked, padded)} | needs(kernel, 90)]
 
 
-def hopper_wide(sums: str, causal: bool, ragged: bool) -> list[dict[str, Any]]:
+def hopper_wide(sums: str, causal: bool, windowed: bool, ragged: bool) -> list[dict[str, Any]]:
     """A backward kernel for Hopper GPUs at d = 256."""
     from triton.experimental.gluon import language as gl
 
@@ -267,7 +263,7 @@ def hopper_wide(sums: str, causal: bool, ragged: bool) -> list[dict[str, Any]]:
     if halves:
         types["d_y2"] = descriptor(gl.bfloat16, 64, 128)
     types |= {"d_lse2": rows, "d_delta": rows, "scale2": "fp32", "scale": "fp32"}
-    values = {"CODE": wide.Code(256, gl.bfloat16, sums, sums == "dv", halves, causal, ragged, 240)}
+    values = {"CODE": wide.Code(256, gl.bfloat16, sums, sums == "dv", halves, causal, windowed, ragged, 240)}
     kernel = compile_for(wide.gradient, values, types, 90, {"num_warps": 4})
     return [{"dim": 256, "sums": sums} | needs(kernel, 90)]
 

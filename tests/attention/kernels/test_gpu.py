@@ -99,12 +99,13 @@ def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
         mask, sizes = Mask(causal=causal), [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)]
         for each in [*sizes, (2, 2, 1, 200, 333, 256)]:
             yield from ((replace(FORWARD_HOPPER, br=br), each, mask) for br in ((128, 192) if each[-1] == 64 else (128,)))
+            yield from ((FORWARD_HOPPER, each, replace(mask, window=window)) for window in (1, 90, 300))
         for each in [*sizes, (3, 4, 1, 77, 500, 96)]:
             yield PORTABLE, each, mask
         for dim in (64, 128, 256):
             for heads, queries, keys in ((2, 1, 700), (2, 200, 1), (2, 500, 200), (2, 900, 130), (4, 333, 465), (2, 256, 4096)):
                 yield HOPPER, (2, heads, heads // 2, queries, keys, dim), mask
-            limits = (mask,) if dim == 256 else (mask, replace(mask, key_lengths=LENGTHS))
+            limits = (mask, replace(mask, window=200), replace(mask, key_lengths=LENGTHS))[: 2 if dim == 256 else 3]
             for fmt, limited in itertools.product((BF16, FP16), limits):
                 yield replace(HOPPER, forward=Triton(fmt), fmt=fmt), (3, 4, 2, 515, 643, dim), limited
 
@@ -428,8 +429,9 @@ def test_the_rule_names_the_kernel() -> None:
     assert "hopper br=128 bc=128" in Triton()(*inputs, CAUSAL).kernel
     assert "portable" in Triton()(*inputs, Mask(window=9)).kernel
     assert "portable" in Triton(order=Order.FORWARD)(*inputs, Mask()).kernel
+    assert "hopper br=128 bc=128" in FORWARD_HOPPER(*inputs, Mask(window=9)).kernel
     with pytest.raises(Unsupported, match=r"attention\.kernel: .*problem\.window: 9 is not implemented"):
-        FORWARD_HOPPER(*inputs, Mask(window=9))
+        FP8_HOPPER(*inputs, Mask(window=9))
     for dim in (64, 128, 256):
         all_inputs, auto = on_gpu((1, 2, 2, 200, 200, dim)), TritonBackward(Triton())
         unread = all_inputs[3][:, :, :1].expand_as(all_inputs[3])  # rows that the copy engine does not read

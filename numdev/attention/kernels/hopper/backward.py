@@ -66,8 +66,8 @@ from numdev.attention.kernels.hopper.primitives import (
 
 place = gluon.jit(order.place)
 unit_at = gluon.jit(order.unit_at)
-first_unit = gluon.jit(order.first_unit)
-first_whole = gluon.jit(order.first_whole)
+walk = gluon.jit(order.walk)
+first_tile = gluon.jit(order.first_tile)
 
 KEYS = gl.constexpr(64)  # of a computing warp group: one wgmma instruction is 64 rows
 TILE = gl.constexpr(order.TILE)
@@ -83,7 +83,8 @@ class Code(NamedTuple):
         dim: head_dim.
         stages: buffers for Q, and for dO.
         dtype: of inputs and outputs.
-        causal: whether a query sees no key after its own position.
+        causal: whether a query sees no key after its own position, or a fixed number of keys further.
+        windowed: whether it sees, in addition, no key `span` or more before the last one that it sees.
         masked: whether a tile of keys can hold keys that do not exist.
         padded: whether k and v exist beyond a batch entry's last key, and may hold anything there.
         registers: of a computing thread.
@@ -94,6 +95,7 @@ class Code(NamedTuple):
     stages: int
     dtype: Any
     causal: bool
+    windowed: bool
     masked: bool
     padded: bool
     registers: int
@@ -131,9 +133,10 @@ class Setting:
 
 @aggregate
 class Work:
-    """A program's tile of keys, and its walk: `count` units, each of every query head, of which the last `edge` need a mask.
+    """A program's tile of keys, and its walk: `count` units up to before `end`, each of every query head.
 
-    `length` is the number of keys that exist, `shift` how much further than its own number a query sees.
+    Of these the first `top` and the last `edge` need a mask. `length` is the number of keys that exist, `shift` how much further
+    than its own number a query sees, `span` how many keys up to there.
     """
 
     tile: gl.tensor
@@ -142,10 +145,13 @@ class Work:
     heads: gl.tensor
     shared_by: gl.tensor
     units: gl.tensor
+    end: gl.tensor
     count: gl.tensor
+    top: gl.tensor
     edge: gl.tensor
     length: gl.tensor
     shift: gl.tensor
+    span: gl.tensor
 
 
 @aggregate
@@ -185,12 +191,11 @@ class Shared:
 
 
 @gluon.jit
-def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together):
+def work_of(setting, lengths, tiles, units, keys, shift, span, heads, shared_by, together):
     """The program's tile: `together` KV heads start together, the tile with the longest walk of each first.
 
-    `tiles` counts tiles of keys, `units` units of queries, `keys` keys in memory, `shift` how many more keys than queries there
-    are, `heads` query heads, and `shared_by` query heads per KV head. `together` divides the number of KV heads of all batch
-    entries.
+    `tiles` counts tiles of keys, `units` units of queries, `keys` keys in memory, `heads` query heads, and `shared_by` query
+    heads per KV head. `together` divides the number of KV heads of all batch entries.
     """
     tile, head = place(gl.program_id(0), tiles, together)
     kv_heads = heads // shared_by
@@ -198,16 +203,22 @@ def work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, toget
     length = keys
     if setting.masked:
         length = gl.load(lengths + b)
-    first = first_unit(tile, shift, setting.causal)
-    count = units - first
+    first, end, whole, whole_end = walk(tile, shift, span, units, setting.causal, setting.windowed)
+    count = end - first
     edge = tile * 0
+    top = tile * 0
     if setting.causal:
-        edge = first_whole(tile, shift, units, setting.causal) - first
+        edge = whole - first
+    if setting.windowed:
+        count = gl.maximum(count, 0)
     if setting.masked:
         edge = gl.where((tile + 1) * TILE > length, count, edge)
         count = gl.where(tile * TILE < length, count, 0)
         edge = gl.minimum(edge, count)
-    return Work(tile, b, head % kv_heads, heads, shared_by, units, count, edge, length, shift)
+    if setting.windowed:
+        top = gl.minimum(end - whole_end, count)
+        edge = gl.minimum(edge, count)
+    return Work(tile, b, head % kv_heads, heads, shared_by, units, end, count, top, edge, length, shift, span)
 
 
 @gluon.jit
@@ -240,7 +251,7 @@ def load(setting, shared, work, descs):
     await_kernel_before()  # which computes lse2 and delta
     i = 0
     for at in range(work.count):
-        row = unit_at(at, work.units) * TILE
+        row = unit_at(at, work.end) * TILE
         for g in range(work.shared_by):
             for part in gl.static_range(setting.per):
                 load_tile(setting, shared, descs, i, work.b, work.kv * work.shared_by + g, row + part * setting.br)
@@ -283,6 +294,8 @@ def probabilities(w: gl.constexpr, setting, work, s, lse2, row, scale2, MASK: gl
         if setting.masked:
             sees = gl.where(keys < work.length, sees, NEVER)
         p = gl.where(gl.expand_dims(rows, 0) >= gl.expand_dims(sees, 1), p, 0.0)
+        if setting.windowed:
+            p = gl.where(gl.expand_dims(rows, 0) < gl.expand_dims(keys - work.shift + work.span, 1), p, 0.0)
     return p
 
 
@@ -306,7 +319,8 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
     turn = turns + (work.b * work.heads + h) * work.units * setting.per + tile
     mbarrier.wait(shared.dq_full.index(at * 2), parity)
     mbarrier.wait(shared.dq_full.index(at * 2 + 1), parity)
-    await_turn(turn, work.tile)
+    first = first_tile(unit, work.shift, work.span, setting.windowed)
+    await_turn(turn, work.tile - first)
     thread_barrier()
     for w in gl.static_range(2):
         row = tile * setting.br
@@ -314,7 +328,7 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
         if setting.dim == 64:
             row = row + w * 64
             column = 0
-        if work.tile == 0:
+        if work.tile == first:
             tma.async_copy_shared_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
         else:
             add_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
@@ -332,7 +346,7 @@ def store(setting, shared, work, d_dq, turns):
     let_kernel_after_start()
     i = 0
     for at in range(work.count):
-        unit = unit_at(at, work.units)
+        unit = unit_at(at, work.end)
         for g in range(work.shared_by):
             for part in gl.static_range(setting.per):
                 store_tile(setting, shared, work, d_dq, turns, i, work.kv * work.shared_by + g, unit, part)
@@ -430,7 +444,7 @@ def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, 
 @gluon.jit
 def row_at(setting, work, i):
     """The first query of tile i of the stream; the tiles of a unit are visited upwards."""
-    return unit_at(i // (setting.per * work.shared_by), work.units) * TILE + (i % setting.per) * setting.br
+    return unit_at(i // (setting.per * work.shared_by), work.end) * TILE + (i % setting.per) * setting.br
 
 
 @gluon.jit
@@ -444,10 +458,17 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     whole = (work.count - work.edge) * heads
     mbarrier.wait(shared.q_full.index(0), 0, pred=last > 0)
     s = warpgroup_mma_wait(0, deps=(scores(setting, shared, k, 0),))
-    for i in range(whole):
+    top = 0
+    rest = whole
+    if setting.windowed:
+        top = work.top * heads
+        rest = gl.maximum(top, whole)
+        for i in range(top):
+            s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, row_at(setting, work, i), scale2, True)
+    for i in range(top, whole):
         s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, 0, scale2, False)
     if setting.causal or setting.masked:
-        for i in range(whole, last):
+        for i in range(rest, last):
             s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, row_at(setting, work, i), scale2, True)
     leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
     mbarrier.arrive(shared.k_done.index(0), count=1)
@@ -456,10 +477,10 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles", "units", "keys", "shift", "heads", "shared_by", "together"])
+@gluon.jit(do_not_specialize=["tiles", "units", "keys", "shift", "span", "heads", "shared_by", "together"])
 def gradients(
     d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv, d_dq, turns, lengths, scale2, scale,
-    tiles, units, keys, shift, heads, shared_by, together, CODE: gl.constexpr,
+    tiles, units, keys, shift, span, heads, shared_by, together, CODE: gl.constexpr,
 ):  # fmt: skip
     """One program: a loading warp, a storing one and two computing warp groups, over one tile of keys.
 
@@ -467,7 +488,7 @@ def gradients(
     `scale2` is `scale log2(e)`.
     """
     setting = Setting(CODE)
-    work = work_of(setting, lengths, tiles, units, keys, shift, heads, shared_by, together)
+    work = work_of(setting, lengths, tiles, units, keys, shift, span, heads, shared_by, together)
     tensors = Tensors(d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv)
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers
@@ -532,20 +553,23 @@ def preprocess(
 
 
 @triton.jit
-def additions(unit, keys, shift, CAUSAL: tl.constexpr):
-    """How many tiles of `keys` keys hold a key that a unit of queries sees; query i sees keys up to `i + shift`."""
+def additions(unit, keys, shift, span, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr):
+    """How many tiles of `keys` keys hold a key that a unit of queries sees."""
     seen = keys
     if CAUSAL:
         seen = tl.minimum(keys, (unit + 1) * TILE + shift)
-    return (seen + TILE - 1) // TILE
+    count = (seen + TILE - 1) // TILE
+    if WINDOWED:
+        count -= tl.maximum(unit * TILE + shift - span + 1, 0) // TILE
+    return count
 
 
-@triton.jit(do_not_specialize=["queries", "rows_of_head", "heads", "shift"])
+@triton.jit(do_not_specialize=["queries", "rows_of_head", "heads", "shift", "span"])
 def convert(
-    total, dq, lengths, turns, scale, queries, rows_of_head, heads, shift,
-    DIM: tl.constexpr, ROWS: tl.constexpr, BR: tl.constexpr, CAUSAL: tl.constexpr,
+    total, dq, lengths, turns, scale, queries, rows_of_head, heads, shift, span,
+    DIM: tl.constexpr, ROWS: tl.constexpr, BR: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
-    """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 for batch entries without keys, where total is unset.
+    """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 for units that see no key, where total is unset.
 
     It may start while the kernel that computes `total` still runs, and waits for the counter of its tile of BR queries.
     """
@@ -557,10 +581,10 @@ def convert(
     inner = tl.arange(0, DIM)[None, :]
     is_row = (row < queries)[:, None] & (inner < DIM)
     keys = tl.load(lengths + b)
-    needed = additions(at // TILE, keys, shift, CAUSAL)
+    needed = additions(at // TILE, keys, shift, span, CAUSAL, WINDOWED)
     while tl.atomic_add(turns + first // BR, 0, sem="acquire", scope="gpu") < needed:
         tl.inline_asm_elementwise("nanosleep.u32 256; mov.u32 $0, 0;", "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1)
-    x = tl.load(total + (first + tl.arange(0, ROWS))[:, None] * DIM + inner, mask=is_row & (keys > 0), other=0.0)  # [ROWS, DIM]
+    x = tl.load(total + (first + tl.arange(0, ROWS))[:, None] * DIM + inner, mask=is_row & (needed > 0), other=0.0)  # [ROWS, DIM]
     o_dq = b * dq.batch + (head % heads) * dq.head + row[:, None] * dq.row + inner * dq.dim
     tl.store(dq.at + o_dq, (x * scale).to(dq.at.dtype.element_ty), mask=is_row)
     if tl.program_id(0) == tl.num_programs(0) - 1:

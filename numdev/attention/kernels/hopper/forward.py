@@ -55,7 +55,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from numdev.attention.kernels.hopper import order
 from numdev.attention.kernels.hopper.primitives import aggregate, barriers
+
+own_blocks = gluon.jit(order.own)
+visited = gluon.jit(order.visited)
 
 LN2 = gl.constexpr(0.6931471805599453)
 ROWS = gl.constexpr(64)  # of a warp group: one wgmma instruction is 64 rows
@@ -70,7 +74,8 @@ class Code(NamedTuple):
         groups: computing warp groups.
         stages: buffers for K, and for V.
         dtype: of q, k, v and out.
-        causal: whether a row sees no key after its own position.
+        causal: whether a row sees no key after its own position, or a fixed number of keys further.
+        windowed: whether it sees, in addition, no key `span` or more before the last one that it sees.
         unaligned: whether a causal limit can cross more than one block of a warp group's rows.
         masked: whether the first block of a tile can hold keys that are not seen.
         padded: whether v exists beyond a batch entry's last key, and may hold anything there.
@@ -89,6 +94,7 @@ class Code(NamedTuple):
     stages: int
     dtype: Any
     causal: bool
+    windowed: bool
     unaligned: bool
     masked: bool
     padded: bool
@@ -159,7 +165,8 @@ class Shared:
 class Work:
     """The list of tiles (see `numdev.attention.kernels.hopper.launch.schedule`) and the sizes of the problem.
 
-    For each batch entry, `scales` has those of the blocks of each head of q, then of k, then of v.
+    Under a limit, query i sees keys up to `i + shift`, in a window the last `span` of them. For each batch entry, `scales` has
+    those of the blocks of each head of q, then of k, then of v.
     """
 
     tiles: gl.tensor
@@ -168,6 +175,7 @@ class Work:
     group: gl.tensor
     queries: gl.tensor
     shift: gl.tensor
+    span: gl.tensor
 
 
 @gluon.jit
@@ -179,28 +187,22 @@ def tile(work, j):
 
 @gluon.jit
 def own(c: gl.constexpr, setting, work, row0, n):
-    """Of n blocks, from the last keys to the first: how many group c does not see, and from which one on it sees every key.
-
-    The rows of a tile span `64 groups` keys of the diagonal, so a group's last key is at most `64 (groups - 1)` before the
-    tile's, and `skip <= (64 (groups - 1) + bc - 1) // bc`: 1, since the kernel asserts `64 (groups - 1) <= bc`.
-    """
-    skip = 0
-    whole = 1
-    if setting.causal:
-        top = row0 + c * ROWS + work.shift
-        skip = n - gl.minimum(n, gl.maximum((top + ROWS - 1) // setting.bc + 1, 1))
-        whole = gl.maximum(n - gl.maximum(gl.minimum((top + 1) // setting.bc, n), 0), skip + 1)
-    return skip, whole
+    """What group c skips of a tile, what needs no mask, and where it ends: see `numdev.attention.kernels.hopper.order`."""
+    end = visited(row0, n, work.shift, work.span, setting.bc, setting.windowed)
+    skip, whole, edge = own_blocks(row0 + c * ROWS, n, end, work.shift, work.span, setting.bc, setting.causal, setting.windowed)
+    return skip, whole, edge, end
 
 
 @gluon.jit
 def limits(c: gl.constexpr, setting, work, row0, keys):
-    """For each row of group c, the first key that it does not see."""
+    """For each row of group c, the first key that it sees, in a window, and the first one behind all that it sees."""
     limit = gl.full([ROWS], 0, gl.int32, setting.row) + keys
+    floor = limit
     if setting.causal:
-        rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
-        limit = gl.minimum(limit, rows + work.shift + 1)
-    return limit
+        last = row0 + c * ROWS + gl.arange(0, ROWS, setting.row) + work.shift
+        limit = gl.minimum(limit, last + 1)
+        floor = last + 1 - work.span
+    return floor, limit
 
 
 @gluon.jit
@@ -311,7 +313,7 @@ def load(setting, shared, work, d_q, d_k, d_v):
     while n > 0:
         load_q(setting, shared, d_q, j, b, h, row0)
         kv = h // work.group
-        for block in range(n):
+        for block in range(visited(row0, n, work.shift, work.span, setting.bc, setting.windowed)):
             key = (n - 1 - block) * setting.bc
             load_k(setting, shared, work, d_k, i, b, kv, key)
             if setting.padded:
@@ -367,7 +369,7 @@ def scores(setting, shared, q, i):
 
 
 @gluon.jit
-def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
+def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr):
     """`P [ROWS, bc]`, `alpha, m', l' [ROWS]` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
     if MASK:
         # Two groups have registers to spare: they compare the block's columns, the same for every block and so kept in
@@ -377,9 +379,12 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
             keys = keys - keys % 16 + (keys // 2) % 4 * 4 + (keys // 8) % 2 * 2 + keys % 2
         if setting.groups == 2:
             limit = limit - key
+            floor = floor - key
         else:
             keys = keys + key
         s = gl.where(gl.expand_dims(keys, 0) < gl.expand_dims(limit, 1), s, float("-inf"))
+        if setting.windowed:
+            s = gl.where(gl.expand_dims(keys, 0) >= gl.expand_dims(floor, 1), s, float("-inf"))
     if setting.dim == 128 and not setting.promotion:  # of two halves, since a row's comparisons wait for each other
         left, right = s.reshape([ROWS, 2, setting.bc // 2]).permute([0, 2, 1]).split()  # [ROWS, bc / 2] each
         largest = gl.convert_layout(gl.max(gl.maximum(left, right), 1), setting.row, assert_trivial=True) * scale
@@ -399,12 +404,12 @@ def softmax(setting, s, m, row_sum, scale, key, limit, MASK: gl.constexpr):
 
 @gluon.jit
 def step(
-    c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, limit,
+    c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit,
     MASK: gl.constexpr,
 ):  # fmt: skip
     """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
 
-    p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum and limit are `[ROWS]`. `v_scale` is that of block i_v, then of block i.
+    p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum, floor and limit are `[ROWS]`. `v_scale` is that of block i_v, then of i.
     """
     k_scale = scale
     v_next = v_scale
@@ -431,7 +436,7 @@ def step(
     mbarrier.arrive(shared.k_empty.index(at), count=1)
     if setting.k_keys:
         scale = scale * k_scale
-    p_next, alpha, m, row_sum = softmax(setting, s, m, row_sum, scale, key, limit, MASK)
+    p_next, alpha, m, row_sum = softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK)
     if setting.v_keys:
         alpha = alpha * (v_scale / v_next)
     acc = warpgroup_mma_wait(0, deps=(product,))
@@ -470,25 +475,16 @@ def rescale(setting, acc, total, alpha, met):
 
 
 @gluon.jit
-def rest_of_tile(
-    c: gl.constexpr, setting, shared, q, i, p, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, whole, limit
-):
-    """All blocks of a tile after the first one that group c sees."""
-    if setting.unaligned:
-        for block in range(skip + 1, whole):
-            key = (n - 1 - block) * setting.bc
-            met = block - skip
-            p_next, alpha, acc, m, row_sum, v_scale = step(
-                c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, limit, True
-            )
-            acc, total = rescale(setting, acc, total, alpha, met)
-            p = as_operand(setting, p_next)
-            i += 1
-    for block in range(whole, n):
+def blocks(
+    c: gl.constexpr, setting, shared, q, i, p, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, floor, limit,
+    first, last, MASK: gl.constexpr,
+):  # fmt: skip
+    """Blocks `first` to `last - 1` of a tile, of those after the first one that group c sees."""
+    for block in range(first, last):
         key = (n - 1 - block) * setting.bc
         met = block - skip
         p_next, alpha, acc, m, row_sum, v_scale = step(
-            c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, limit, False
+            c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit, MASK
         )
         acc, total = rescale(setting, acc, total, alpha, met)
         p = as_operand(setting, p_next)
@@ -536,8 +532,8 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     """Computing warp group c: rows `64 c` to `64 c + 63` of every tile of the program."""
     row0, b, h, n, keys = tile(work, 0)
     row0_next, b_next, h_next, n_next, keys_next = tile(work, 1)
-    skip, whole = own(c, setting, work, row0, n)
-    limit = limits(c, setting, work, row0, keys)  # [ROWS]
+    skip, whole, edge, end = own(c, setting, work, row0, n)
+    floor, limit = limits(c, setting, work, row0, keys)  # [ROWS]
     m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)  # [ROWS]
     row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)  # [ROWS]
     acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)  # [ROWS, dim]
@@ -560,22 +556,33 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
         of_block = factor * scale_in(k_at, key, setting.k_keys)
     if setting.scaled:
         v_scale = scale_in(v_at, key, setting.v_keys)
-    p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, of_block, key, limit, setting.masked)
+    p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, of_block, key, floor, limit, setting.masked)
     p = as_operand(setting, p_next)  # [ROWS, bc]
     i += 1
     j = 0  # tiles so far
     while n > 0:
         q = (j % setting.sets) * setting.groups + c
-        i, p, acc, total, m, row_sum, v_scale = rest_of_tile(
-            c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, whole, limit
-        )
+        if setting.unaligned:
+            i, p, acc, total, m, row_sum, v_scale = blocks(
+                c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
+                skip + 1, whole, True,
+            )  # fmt: skip
+        i, p, acc, total, m, row_sum, v_scale = blocks(
+            c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
+            whole, edge, False,
+        )  # fmt: skip
+        if setting.windowed:
+            i, p, acc, total, m, row_sum, v_scale = blocks(
+                c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
+                edge, end, True,
+            )  # fmt: skip
         mbarrier.arrive(shared.q_empty.index(q), count=1)
         j += 1
         q_next = (j % setting.sets) * setting.groups + c
-        met = n - skip - 1
+        met = end - skip - 1
         n = n_next
-        skip, whole = own(c, setting, work, row0_next, n)
-        limit = limits(c, setting, work, row0_next, keys_next)
+        skip, whole, edge, end = own(c, setting, work, row0_next, n)
+        floor, limit = limits(c, setting, work, row0_next, keys_next)
         i_v = i - 1
         if setting.causal:
             i = pass_over(c, setting, shared, i, skip)
@@ -583,7 +590,7 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
         key = (n - 1 - skip) * setting.bc
         factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
         p_next, _, acc, m_next, row_sum_next, v_next = step(
-            c, setting, shared, q_next, i, i_v, met, p, acc, m_0, row_sum_0, factor, k_at, v_at, v_scale, key, limit,
+            c, setting, shared, q_next, i, i_v, met, p, acc, m_0, row_sum_0, factor, k_at, v_at, v_scale, key, floor, limit,
             setting.masked,
         )  # fmt: skip
         i += 1
@@ -605,8 +612,8 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "queries", "shift"])
-def attention(d_q, d_k, d_v, d_o, lse, tiles, scales, scale, heads, group, queries, shift, CODE: gl.constexpr):
+@gluon.jit(do_not_specialize=["heads", "group", "queries", "shift", "span"])
+def attention(d_q, d_k, d_v, d_o, lse, tiles, scales, scale, heads, group, queries, shift, span, CODE: gl.constexpr):
     """One program: a loading warp group and `CODE.groups` computing ones, over the program's list of tiles.
 
     d_q, d_k, d_v and d_o describe `[batch, heads, tokens, dim]` to the copy engine; lse is `[batch, heads, queries]`, tiles
@@ -619,9 +626,9 @@ def attention(d_q, d_k, d_v, d_o, lse, tiles, scales, scale, heads, group, queri
     REGISTERS: gl.constexpr = CODE.registers
     setting = Setting(CODE)
     if CODE.scaled:
-        work = Work(tiles, scales, heads, group, queries, shift)
+        work = Work(tiles, scales, heads, group, queries, shift, span)
     else:
-        work = Work(tiles, lse, heads, group, queries, shift)  # which reads no scales
+        work = Work(tiles, lse, heads, group, queries, shift, span)  # which reads no scales
     shared = Shared(
         gl.allocate_shared_memory(CODE.dtype, [setting.sets * GROUPS, 1, 1, ROWS, CODE.dim], d_q.layout),
         gl.allocate_shared_memory(CODE.dtype, [STAGES] + d_k.block_shape, d_k.layout),  # noqa: RUF005 (Gluon unpacks no list)

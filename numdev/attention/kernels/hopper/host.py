@@ -26,10 +26,10 @@ from numdev.attention.kernels.hopper.launch import (
     SHAPES,
     STAGES,
     WIDE,
+    Limits,
     Work,
     heads_in_cache,
     hidden_queries,
-    is_unaligned,
     pinned_br,
     schedule,
 )
@@ -138,18 +138,17 @@ def forward(
     br = br or pinned_br(head_dim, mask, queries, keys, narrow=narrow is not None)
     block = (SHAPES if narrow is None else NARROW)[head_dim, br]
     bc, group, shape, dtype = block.bc, heads // kv_heads, q.shape, q.dtype
-    work = Work(heads, group, queries, keys, br, mask.causal, lengths, device_of(device).multiprocessors, bc)
+    limits = Limits.of(mask, queries, keys)
+    work = Work(heads, group, queries, keys, br, limits, lengths, device_of(device).multiprocessors, bc)
     name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
-    masked = mask.causal or bool(ragged)
+    masked = limits.limited or bool(ragged)
     padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
-    unaligned = mask.causal and is_unaligned(queries, keys)
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
-    code = forward_kernel.Code(
-        *sizes, mask.causal, unaligned, masked, padded, block.registers, threshold, *(narrow.own if narrow else ())
-    )
+    limited = limits.limited, limits.span > 0, limits.is_unaligned, masked, padded
+    code = forward_kernel.Code(*sizes, *limited, block.registers, threshold, *(narrow.own if narrow else ()))
     out_dtype = dtype if narrow is None else narrow.out
-    numbers = scale * math.log2(math.e), heads, group, queries, keys - queries, code
+    numbers = scale * math.log2(math.e), heads, group, queries, limits.shift, limits.span, code
     columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
     of_q, of_out = _blocks(q, ROWS, head_dim), _blocks(torch.empty(shape, dtype=out_dtype, device="meta"), ROWS, columns)
     if narrow is None:
@@ -189,14 +188,15 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     hidden, device, dtype = hidden_queries(q.shape[2], k.shape[2], mask), q.device, q.dtype
     q, do, out, lse = (x[:, :, hidden:] for x in (q, do, out, lse))
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    group, shift, br = heads // kv_heads, keys - queries, QUERIES[dim]
+    group, limits, br = heads // kv_heads, Limits.of(mask, queries, keys), QUERIES[dim]
     tiles, units = math.ceil(keys / TILE), math.ceil(queries / TILE)
     rows, lengths = units * TILE, mask.lengths(batch, keys)
     masked = any(length % TILE for length in lengths) or min(lengths) < keys
     padded = any(length % TILE and length < keys for length in lengths)
-    code = backward.Code(br, dim, STAGES, _DTYPES[dtype], mask.causal, masked, padded, REGISTERS)
-    together = _together(batch * kv_heads, queries * group, dim) if mask.causal else _divisor(batch * kv_heads, RESIDENT // tiles)
-    numbers = scale * math.log2(math.e), scale, tiles, units, keys, shift, heads, group, together, code
+    code = backward.Code(br, dim, STAGES, _DTYPES[dtype], limits.limited, limits.span > 0, masked, padded, REGISTERS)
+    count = batch * kv_heads
+    together = _together(count, queries * group, dim) if limits.limited else _divisor(count, RESIDENT // tiles)
+    numbers = scale * math.log2(math.e), scale, tiles, units, keys, limits.shift, limits.span, heads, group, together, code
     totals = batch, heads, rows, dim
     of_inputs = _blocks(q, br, dim), _blocks(k, ROWS, dim), _blocks(v, ROWS, dim), _blocks(do, br, dim)
     meta = partial(torch.empty, device="meta")
@@ -208,10 +208,11 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
         return *(of(x) for of, x in zip(described, tensors, strict=False)), *tensors[len(described) :], *numbers
 
     def converted(total: Tensor, seeing: Tensor, *rest: Tensor) -> tuple[Any, ...]:
-        return total, view(seeing), *rest, scale, queries, rows, heads, shift, dim, ROWS, br, mask.causal
+        sizes = queries, rows, heads, limits.shift, limits.span, dim, ROWS, br, limits.limited, limits.span > 0
+        return total, view(seeing), *rest, scale, *sizes
 
     preprocess, turns = _preprocess(q)
-    main = Launcher(backward.gradients, (tiles * kv_heads * batch,), attended, num_warps=4, launch_pdl=True)
+    main = Launcher(backward.gradients, (tiles * count,), attended, num_warps=4, launch_pdl=True)
     convert = Launcher(backward.convert, (turns,), converted, num_warps=4, launch_pdl=True)
     make = partial(torch.tensor, lengths, dtype=torch.int32)
 
@@ -249,7 +250,7 @@ def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     """`gradients` at d = 256: each kernel but the first may start before its predecessor ends, and reads nothing of it."""
     q, k, v, do = inputs[:4]
     (batch, heads, queries, dim), (kv_heads, keys) = q.shape, k.shape[1:3]
-    group, rows = heads // kv_heads, math.ceil(queries / TILE) * TILE
+    group, rows, limits = heads // kv_heads, math.ceil(queries / TILE) * TILE, Limits.of(mask, queries, keys)
     numbers = scale * math.log2(math.e), scale
     meta = partial(torch.empty, device="meta")
     of_row = _rows(meta((batch, heads, rows)), ROWS)
@@ -259,13 +260,16 @@ def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     def launcher(sums: str, *names: str) -> Launcher:
         tokens, count = (queries, heads) if sums == "dq" else (keys, kv_heads)
         tiles, visited = math.ceil(tokens / TILE), keys if sums == "dq" else queries * group
-        together = _together(batch * count, visited, dim) if mask.causal else 1
-        halves = sums == "dk" or (sums == "dq" and mask.causal)  # the faster, see "What was tried" in docs/reference/kernels.md
-        code = wide.Code(dim, _DTYPES[q.dtype], sums, sums == "dv", halves, mask.causal, bool(keys % ROWS), REGISTERS)
+        together = _together(batch * count, visited, dim) if limits.limited else 1
+        halves = sums == "dk" or (
+            sums == "dq" and limits.limited
+        )  # the faster, see "What was tried" in docs/reference/kernels.md
+        flags = sums == "dv", halves, limits.limited, limits.span > 0, bool(keys % ROWS)
+        code = wide.Code(dim, _DTYPES[q.dtype], sums, *flags, REGISTERS)
         described = [*(blocks[name] for name in names), of_row, of_row, made[sums]]
         if halves:
             described[3] = _blocks(do if sums == "dk" else v, ROWS, dim // 2)
-        sizes = *numbers, tiles, queries, keys, heads, group, together, code
+        sizes = *numbers, tiles, queries, keys, limits.shift, limits.span, heads, group, together, code
 
         def arguments(*tensors: Tensor) -> tuple[Any, ...]:
             return *(of(x) for of, x in zip(described, tensors, strict=True)), *sizes

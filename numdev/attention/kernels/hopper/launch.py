@@ -73,21 +73,41 @@ def keys_of_block(head_dim: int) -> int:
 
 def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int, *, narrow: bool = False) -> int:
     """`Br` if none is set: 192 at d = 64, but 128 for short or unaligned causal problems, at larger d and for 8 bits."""
-    slow_causal = mask.causal and (keys < _SHORT or is_unaligned(queries, keys))
-    return 192 if head_dim == 64 and not (slow_causal or narrow) else 128
+    limits = Limits.of(mask, queries, keys)
+    slow = limits.limited and (keys < _SHORT or limits.is_unaligned)
+    return 192 if head_dim == 64 and not (slow or narrow) else 128
 
 
-def is_unaligned(queries: int, keys: int) -> bool:
-    """Whether a causal limit crosses more than one block of keys in the rows of a warp group.
+@dataclass(frozen=True)
+class Limits:
+    """Which keys a query sees: the last is `i + shift`, if there is a limit, and in a window of `span` keys the first follows."""
 
-    That needs a second loop, which costs three groups an eighth of their speed even if it never iterates: with their few
-    registers, the compiler then moves halves of P between registers in both loops (seen with triton 3.6).
-    """
-    return (keys - queries) % ROWS != 0
+    limited: bool
+    shift: int
+    span: int = 0
+
+    @staticmethod
+    def of(mask: Mask, queries: int, keys: int) -> Limits:
+        """A window without a causal limit is a later limit, with a window up to there."""
+        shift, window = keys - queries, mask.window
+        if window is None:
+            return Limits(mask.causal, shift)
+        ahead = 0 if mask.causal else window - 1
+        return Limits(True, shift + ahead, window + ahead)
+
+    @property
+    def is_unaligned(self) -> bool:
+        """Whether they cross more than one block of keys in the rows of a warp group.
+
+        That needs a second loop, which costs three groups an eighth of their speed even if it never iterates: with their few
+        registers, the compiler then moves halves of P between registers in both loops (seen with triton 3.6).
+        """
+        return self.limited and (self.span > 0 or self.shift % ROWS != 0)
 
 
 _BINARY = Accepts(Exponential, binary=(True,))
-_MASK = Accepts(Mask, "problem", **of("causal key_lengths", ALL))
+_MASK = Accepts(Mask, "problem", **of("causal key_lengths window", ALL))
+_NO_WINDOW = _MASK.but(window=(None,))
 # Of a `Triton`, whose products are of FP32 alone. Keys are visited from the last to the first; scores have a folded log2(e).
 _FORWARD = Accepts(
     object,
@@ -150,7 +170,8 @@ def refusal(settings: Any, mask: Mask, **tensors: Tensor) -> str | None:
         if narrow and head_dim == 256 and settings.promotion:
             return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
     accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
-    listed = accepts.refusal(settings) or _MASK.refusal(mask)
+    limited = _NO_WINDOW if narrow else _MASK
+    listed = accepts.refusal(settings) or limited.refusal(mask)
     if refused := listed or (None if inputs is None else _scales_refusal(inputs, keys_of_block(head_dim))):
         return str(refused)
     keys = tensors["k"].shape[2]
@@ -183,7 +204,8 @@ def heads_in_cache(tokens: int, head_dim: int) -> int:
 
 def hidden_queries(queries: int, keys: int, mask: Mask) -> int:
     """How many of the first queries see no key, which no program of the backward kernel visits."""
-    return max(0, queries - keys) if mask.causal else 0
+    limits = Limits.of(mask, queries, keys)
+    return max(0, -limits.shift) if limits.limited else 0
 
 
 @dataclass(frozen=True)
@@ -195,18 +217,22 @@ class Work:
     queries: int
     keys: int
     br: int
-    causal: bool
+    limits: Limits
     lengths: tuple[int, ...]
     programs: int
     bc: int
 
     def blocks(self, row: int, length: int) -> int:
-        """How many blocks of keys the tile with first row `row` visits: at least one, whose keys may all be masked."""
+        """Up to which block of keys the tile with first row `row` visits: at least one, whose keys may all be masked."""
         count = math.ceil(length / self.bc)
-        if self.causal:
-            last = row + self.br - 1 + self.keys - self.queries
-            count = min(count, last // self.bc + 1)
+        if self.limits.limited:
+            count = min(count, (row + self.br - 1 + self.limits.shift) // self.bc + 1)
         return max(count, 1)
+
+    def cost(self, row: int, count: int) -> float:
+        """Of a tile that visits up to block `count`, in blocks of keys."""
+        first = max(row + self.limits.shift - self.limits.span + 1, 0) // self.bc if self.limits.span else 0
+        return count - min(first, count - 1) + _TILE_COST
 
 
 def schedule(work: Work, head_dim: int) -> Tensor:
@@ -218,7 +244,7 @@ def schedule(work: Work, head_dim: int) -> Tensor:
     """
     pairs = [(b, h) for b in range(len(work.lengths)) for h in range(work.heads)]
     rows = range(0, work.queries, work.br)
-    if work.causal:
+    if work.limits.limited:
         parts = max(1, round(len(pairs) / (work.group * heads_in_cache(work.keys, head_dim))))
         bounds = [len(pairs) * i // parts for i in range(parts + 1)]
         order = [(row, b, h) for i, j in pairwise(bounds) for row in reversed(rows) for b, h in pairs[i:j]]
@@ -231,7 +257,7 @@ def schedule(work: Work, head_dim: int) -> Tensor:
         time, program = heapq.heappop(free)
         count = work.blocks(row, work.lengths[b])
         lists[program].append((row, b, h, count, work.lengths[b]))
-        heapq.heappush(free, (time + count + _TILE_COST, program))
+        heapq.heappush(free, (time + work.cost(row, count), program))
     rounds = max(map(len, lists)) + 2  # a program looks one tile ahead, also from the end of its list
     table = torch.zeros(rounds, grid, 5, dtype=torch.int32)
     for program, tiles in enumerate(lists):

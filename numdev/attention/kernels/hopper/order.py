@@ -1,4 +1,6 @@
-"""In which order the one-kernel backward visits the queries, and in which order it sums dQ; both follow from the shape alone.
+"""Which blocks of keys the forward kernel visits, and which queries the one-kernel backward, in which order it sums dQ.
+
+All follow from the shape alone. Under a limit, query i sees keys up to `i + shift`, and in a window the last `span` of them.
 
 A program owns a *tile* of 128 keys and visits *units* of 128 queries, from the last to the first in which a query sees a key of
 the tile; at each it visits every query head that shares the keys before it goes on. To each unit of each head it adds its share
@@ -26,22 +28,59 @@ def place(number, tiles, together):  # type: ignore[no-untyped-def]
     return rest // together, part * together + rest % together
 
 
-def unit_at(step, units):  # type: ignore[no-untyped-def]
-    """The unit of queries that every tile of keys visits at a step of its walk."""
-    return units - 1 - step
+def unit_at(step, end):  # type: ignore[no-untyped-def]
+    """The unit of queries that a tile of keys visits at a step of its walk, which ends before unit `end`."""
+    return end - 1 - step
 
 
-def first_unit(tile, shift, causal):  # type: ignore[no-untyped-def]
-    """The first unit in which a query sees a key of the tile; query i sees keys up to `i + shift`, with a shift of at least 0."""
+def walk(tile, shift, span, units, limited, windowed):  # type: ignore[no-untyped-def]
+    """Units in which a query sees a key of the tile, from the first to before `end`; and those in which every query sees all.
+
+    The shift is at least 0.
+    """
     first = tile * 0
-    if causal:
+    end = units
+    whole = first
+    whole_end = units
+    if limited:
         first = max(tile * 128 - shift, 0) // 128
+        whole = min((max(tile * 128 + 127 - shift, 0) + 127) // 128, units)
+    if windowed:
+        end = min(max(tile * 128 + 254 + span - shift, 0) // 128, units)
+        whole_end = min(max(tile * 128 + span - shift, 0) // 128, units)
+    return first, end, whole, whole_end
+
+
+def first_tile(unit, shift, span, windowed):  # type: ignore[no-untyped-def]
+    """The first tile of which a query of the unit sees a key."""
+    first = unit * 0
+    if windowed:
+        first = max(unit * 128 + shift - span + 1, 0) // 128
     return first
 
 
-def first_whole(tile, shift, units, causal):  # type: ignore[no-untyped-def]
-    """The first unit in which every query sees every key of the tile."""
-    whole = tile * 0
-    if causal:
-        whole = min((max(tile * 128 + 127 - shift, 0) + 127) // 128, units)
-    return whole
+def visited(row, n, shift, span, bc, windowed):  # type: ignore[no-untyped-def]
+    """How many of n blocks of keys the tile that begins with `row` visits, from the last one on."""
+    end = n
+    if windowed:
+        end = n - min(max(row + shift - span + 1, 0) // bc, n - 1)
+    return end
+
+
+def own(top, n, end, shift, span, bc, limited, windowed):  # type: ignore[no-untyped-def]
+    """Of the `end` blocks of a tile: how many the 64 rows from `top` on do not see, and from which to which they see all.
+
+    The rows of a tile span `64 groups` keys of the diagonal, so a group's last key is at most `64 (groups - 1)` before the
+    tile's, and `skip <= (64 (groups - 1) + bc - 1) // bc`: 1, since the kernel asserts `64 (groups - 1) <= bc`.
+    """
+    skip = 0
+    whole = 1
+    if limited:
+        last = top + shift
+        skip = n - min(n, max((last + 63) // bc + 1, 1))
+        whole = max(n - max(min((last + 1) // bc, n), 0), skip + 1)
+    edge = end
+    if windowed:
+        whole = min(whole, end)
+        edge = min(max(n - (max(top + 64 + shift - span, 0) + bc - 1) // bc, whole), end)
+    return skip, whole, edge

@@ -54,7 +54,8 @@ class Code(NamedTuple):
         sums: `dq`, `dk` or `dv`.
         first: whether the launch before is the one that makes LSE log2(e) and delta, and not another of these.
         halves: whether the columns of Y_2 are loaded in halves, and each buffer is free as soon as its half is read.
-        causal: whether a query sees no key after its own position.
+        causal: whether a query sees no key after its own position, or a fixed number of keys further.
+        windowed: whether it sees, in addition, no key `span` or more before the last one that it sees.
         ragged: whether the last block of keys holds keys that do not exist.
         registers: of a computing thread.
     """
@@ -65,6 +66,7 @@ class Code(NamedTuple):
     first: bool
     halves: bool
     causal: bool
+    windowed: bool
     ragged: bool
     registers: int
 
@@ -120,6 +122,7 @@ class Work:
     last: gl.tensor
     keys: gl.tensor
     shift: gl.tensor
+    span: gl.tensor
 
 
 @aggregate
@@ -141,34 +144,48 @@ class Shared:
 
 
 @gluon.jit
-def work_of(setting, tiles, queries, keys, heads, shared_by, together):
-    """The program's tile: `together` heads start together, under a causal limit the tile with the longest walk of each first."""
+def work_of(setting, tiles, queries, keys, shift, span, heads, shared_by, together):
+    """The program's tile: `together` heads start together, under a causal limit the tile with the longest walk of each first.
+
+    It visits one block at least, whose keys may all be masked.
+    """
     tile, head = place(gl.program_id(0), tiles, together)
     own_heads = heads if setting.of_rows else heads // shared_by
     b = head // own_heads
     h = head % own_heads
-    zero = tile * 0
-    shift = keys - queries
+    first = tile * 0
+    whole_first = first
     if setting.of_rows:
         if setting.causal:
             tile = tiles - 1 - tile
         row = tile * TILE
         last = (keys + ROWS - 1) // ROWS
-        whole = keys // ROWS
+        whole_last = keys // ROWS
         if setting.causal:
-            last = gl.minimum(last, gl.maximum(row + TILE - 1 + shift, -1 * ROWS) // ROWS + 1)
-            whole = gl.minimum(whole, gl.maximum(row + shift + 1, 0) // ROWS)
-        work = Work(row, b, h, h // shared_by, zero + 1, zero, zero, whole, last, keys, shift)
+            last = gl.minimum(last, gl.maximum(row + TILE - 1 + shift, 0) // ROWS + 1)
+            whole_last = gl.minimum(whole_last, gl.maximum(row + shift + 1, 0) // ROWS)
+        if setting.windowed:
+            first = gl.minimum(gl.maximum(row + shift - span + 1, 0) // ROWS, last - 1)
+            whole_first = gl.minimum((gl.maximum(row + TILE + shift - span, 0) + ROWS - 1) // ROWS, last)
+        other = h // shared_by
+        visited_heads = first * 0 + 1
     else:
         row = tile * TILE
         last = (queries + ROWS - 1) // ROWS
-        first = zero
-        whole = zero
+        whole_last = last
         if setting.causal:
             first = gl.minimum(gl.maximum(row - shift, 0) // ROWS, last)
-            whole = gl.minimum((gl.maximum(row + TILE - 1 - shift, 0) + ROWS - 1) // ROWS, last)
-        work = Work(row, b, h, h * shared_by, zero + shared_by, first, whole, last, last, keys, shift)
-    return work
+            whole_first = gl.minimum((gl.maximum(row + TILE - 1 - shift, 0) + ROWS - 1) // ROWS, last)
+        if setting.windowed:
+            last = gl.minimum(last, (gl.maximum(row + TILE - 1 + span - shift, 0) + ROWS - 1) // ROWS)
+            last = gl.maximum(last, first + 1)
+            whole_first = gl.minimum(whole_first, last)
+            whole_last = gl.minimum(gl.maximum(row + span - shift, 0) // ROWS, last)
+        other = h * shared_by
+        visited_heads = first * 0 + shared_by
+    if setting.windowed:
+        whole_last = gl.maximum(whole_last, whole_first)
+    return Work(row, b, h, other, visited_heads, first, whole_first, whole_last, last, keys, shift, span)
 
 
 @gluon.jit
@@ -277,8 +294,12 @@ def probabilities(w: gl.constexpr, setting, work, s, lse2, block, scale2, MASK: 
             if setting.causal:
                 limit = gl.minimum(limit, own + work.shift + 1)
             p = gl.where(visited < limit, p, 0.0)
+            if setting.windowed:
+                p = gl.where(visited > own + work.shift - work.span, p, 0.0)
         else:
             p = gl.where(own <= visited + work.shift, p, 0.0)
+            if setting.windowed:
+                p = gl.where(own > visited + work.shift - work.span, p, 0.0)
     return p
 
 
@@ -381,7 +402,7 @@ def compute(w: gl.constexpr, setting, shared, work, d_out, scale2, scale):
     i = 1
     start = work.first + 1
     for _ in range(work.heads):
-        if setting.causal and not setting.of_rows:
+        if setting.windowed or (setting.causal and not setting.of_rows):
             i, p, dp, acc = walk(
                 w, setting, shared, work, i, start, work.whole_first, p, dp, acc, x1, x2, lse2, delta, scale2, True
             )
@@ -389,7 +410,7 @@ def compute(w: gl.constexpr, setting, shared, work, d_out, scale2, scale):
             w, setting, shared, work, i, gl.maximum(start, work.whole_first), work.whole_last,
             p, dp, acc, x1, x2, lse2, delta, scale2, False,
         )  # fmt: skip
-        if setting.of_rows and MASKED:
+        if setting.windowed or (setting.of_rows and MASKED):
             i, p, dp, acc = walk(
                 w, setting, shared, work, i, gl.maximum(start, work.whole_last), work.last,
                 p, dp, acc, x1, x2, lse2, delta, scale2, True,
@@ -404,14 +425,14 @@ def compute(w: gl.constexpr, setting, shared, work, d_out, scale2, scale):
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["tiles", "queries", "keys", "heads", "shared_by", "together"])
+@gluon.jit(do_not_specialize=["tiles", "queries", "keys", "shift", "span", "heads", "shared_by", "together"])
 def gradient(
-    d_x1, d_x2, d_y1, d_y2, d_lse2, d_delta, d_out, scale2, scale, tiles, queries, keys, heads, shared_by, together,
-    CODE: gl.constexpr,
+    d_x1, d_x2, d_y1, d_y2, d_lse2, d_delta, d_out, scale2, scale,
+    tiles, queries, keys, shift, span, heads, shared_by, together, CODE: gl.constexpr,
 ):  # fmt: skip
     """One program: a loading warp and two computing warp groups, over one tile; `scale2` is `scale log2(e)`."""
     setting = Setting(CODE)
-    work = work_of(setting, tiles, queries, keys, heads, shared_by, together)
+    work = work_of(setting, tiles, queries, keys, shift, span, heads, shared_by, together)
     DIM: gl.constexpr = CODE.dim
     REGISTERS: gl.constexpr = CODE.registers
     shared = Shared(

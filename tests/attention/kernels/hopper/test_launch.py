@@ -21,6 +21,7 @@ from numdev.attention.kernels.hopper.launch import (
     NARROW,
     QUERIES,
     SHAPES,
+    Limits,
     Work,
     keys_of_block,
     pinned_br,
@@ -42,12 +43,13 @@ def works(draw: st.DrawFn) -> Work:
     queries, keys, batch = draw(st.integers(1, 700)), draw(st.integers(1, 700)), draw(st.integers(1, 3))
     lengths = tuple(draw(st.integers(0, keys)) for _ in range(batch))
     (br, bc), programs = draw(st.sampled_from([(128, 128), (192, 128), (128, 64)])), draw(st.integers(1, 40))
-    return Work(kv_heads * group, group, queries, keys, br, draw(st.booleans()), lengths, programs, bc)
+    limits = Limits.of(Mask(draw(st.booleans()), draw(st.none() | st.integers(1, 700))), queries, keys)
+    return Work(kv_heads * group, group, queries, keys, br, limits, lengths, programs, bc)
 
 
 def seen_blocks(work: Work, rows: int, length: int) -> int:
     """By the mask: blocks up to the last key that any row up to `rows` sees, rows beyond the last query counted too."""
-    last = min(length - 1, rows + work.keys - work.queries) if work.causal else length - 1
+    last = min(length - 1, rows + work.limits.shift) if work.limits.limited else length - 1
     return max(1, last // work.bc + 1)
 
 
@@ -65,7 +67,7 @@ def test_lists_have_every_tile_once_without_gaps_and_in_balance(work: Work) -> N
         assert (length, blocks) == (work.lengths[b], seen_blocks(work, row + work.br - 1, length))
     assert bool(((counts > 0).int().diff(dim=0) <= 0).all())
     assert int(counts[-2:].sum()) == 0
-    cost = torch.where(counts > 0, counts + 1, 0)
+    cost = torch.tensor([[work.cost(row, n) if n else 0 for row, _, _, n, _ in each] for each in table.tolist()])
     assert int(cost.sum(0).max() - cost.sum(0).min()) <= int(cost.max())
 
 
@@ -75,7 +77,7 @@ def test_the_programs_of_a_gpu_end_at_about_the_same_time_under_a_causal_limit(
     head_dim: int, br: int, bc: int, queries: int
 ) -> None:
     """16,384 tokens of 2048 / d heads on 132 multiprocessors: a small last part of heads took up to 13 % more."""
-    work = Work(2048 // head_dim, 1, queries, queries, br, True, (queries,) * (16384 // queries), 132, bc)
+    work = Work(2048 // head_dim, 1, queries, queries, br, Limits(True, 0), (queries,) * (16384 // queries), 132, bc)
     blocks = schedule(work, head_dim)[:, :, 3].sum(0)
     assert float(blocks.float().mean() / blocks.max()) > 0.95
 
@@ -131,7 +133,7 @@ def reasons(inputs: Tensors, mask: Mask, changes: dict[str, Any]) -> tuple[str |
 @pytest.mark.parametrize("fmt", [BF16, FP16], ids=str)
 def test_runs_what_it_is_made_for(fmt: Format) -> None:
     unrounded = Recompute(output=OutputForDelta.UNROUNDED, exponential=Exponential.EXP2)
-    for mask in (Mask(), Mask(causal=True), Mask(key_lengths=(100,)), Mask(causal=True, key_lengths=(0,))):
+    for mask in (Mask(), Mask(causal=True), Mask(key_lengths=(100,)), Mask(causal=True, window=5, key_lengths=(0,))):
         for dim in (64, 128):
             assert reasons(tensors(fmt.dtype, dim), mask, {"fmt": fmt, "recompute": unrounded}) == (None, None)
         wide = None if mask.key_lengths is None else "at d = 256 it takes no key lengths"
@@ -148,7 +150,6 @@ REFUSED: list[tuple[Tensors, Mask, dict[str, Any], str | None, str | None]] = [
     ((Q, K, V, DO), Mask(), {"order": Order.REVERSE}, None, "tiling.order"),
     ((Q, K, V, DO), Mask(), {"order": Order.FORWARD}, "give null or reverse", "tiling.order"),
     ((Q, K, V, DO), Mask(), {"bc": 64}, "Bc is 128 at d = 64", "tiling.bc"),
-    ((Q, K, V, DO), Mask(window=5), {}, "window", "window"),
     ((Q, K, V, DO), Mask(), {"softmax": OnlineSoftmax(exp=Exponential.EXP)}, "softmax.exp", None),
     ((Q, K, V, DO), Mask(), {"softmax": OnlineSoftmax(Normalise.EACH, Exponential.EXP2)}, "softmax.normalise: each is not", None),
     ((Q, K, V, DO), Mask(), {"softmax": LAZY}, None, None),

@@ -201,18 +201,35 @@ class ForwardAlone:
 Inputs = tuple[Tensor, ...]
 
 
-@runtime_checkable
-class Answer(Protocol):
-    """O of q, k and v, and then, once, their gradients of dO."""
+class Answer(ABC):
+    """One call that implementations compute beside each other, each on leaves of its own: O, and then, once, its gradients."""
 
+    def __init__(self, mask: Mask, scale: float | None) -> None:
+        self.how: Any = (mask, scale)
+        self.leaves, self._outs = dict[str, Inputs](), dict[str, Tensor]()
+
+    @abstractmethod
     def forward(self, inputs: Inputs) -> Tensor: ...
+    @abstractmethod
     def backward(self, do: Tensor) -> Inputs: ...
 
+    def of(self, *inputs: Tensor) -> Tensor:
+        """O of q, k and v, whose gradients are those of the answer."""
+        result: Tensor = _Answered.apply(*inputs, self)  # type: ignore[no-untyped-call]
+        return result
 
-def answered(q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
-    """O by an answer, whose gradients are those of the answer."""
-    result: Tensor = _Answered.apply(q, k, v, answer)  # type: ignore[no-untyped-call]
-    return result
+    def compute(self, name: str, attention: Any, inputs: Inputs, *, records: bool = True) -> Tensor:
+        """O of an implementation."""
+        self.leaves[name] = tuple(x.detach().requires_grad_(records) for x in inputs)
+        with torch.set_grad_enabled(records):
+            self._outs[name] = attention.attend(*self.leaves[name], *self.how)
+        return self._outs[name].detach()
+
+    def gradients(self, do: Tensor) -> dict[str, Inputs]:
+        """Those of each implementation that was recorded."""
+        recorded = {name: out for name, out in self._outs.items() if out.requires_grad}
+        grad = torch.autograd.grad
+        return {name: grad(x, self.leaves[name], do.to(x.dtype), retain_graph=True) for name, x in recorded.items()}
 
 
 class _Answered(torch.autograd.Function):

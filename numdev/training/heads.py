@@ -137,17 +137,30 @@ class HeadLog(Recorder):
         tensors = {name: torch.cat([look.tensors[name] for look in looks], 1) for name in looks[0].tensors}
         q, k, v, out = (tensors[name] for name in ("q", "k", "v", "out"))
         policy = self._policy or Precision.kernel(format_of(q.dtype))
-        figures = _Figures(policy.format.u)
         with uncast(q):
-            exact = ExactCall(figures, (q, k, v), looks[0].mask, looks[0].scale)
+            exact = ExactCall((q, k, v), looks[0].mask, looks[0].scale)
             is_rounded = policy.inputs == Cast(format_of(q.dtype))
-            exact.compare(*((q, k) if is_rounded else policy.round_inputs(q, k, v)[:2]), out, policy)
+            s = exact.scores(*((q, k) if is_rounded else policy.round_inputs(q, k, v)[:2]), policy)
+            logits, count = exact.without(s, 0.0).double(), _of_heads(exact.without(torch.ones_like(s), 0.0), torch.sum)
+            mean, square = (_of_heads(x, torch.sum) / count for x in (logits, logits.square()))
+            figures = {
+                "largest_logit": _of_heads(logits.abs(), torch.amax),
+                "logit_std": (square - mean.square()).clamp(0).sqrt(),
+                "saturated": _of_heads((exact.p.amax(-1, keepdim=True) > 1 - policy.format.u / 2).double()),
+                "tied": _of_heads(exact.tied(s)[..., None].double()),
+            }
+            outputs = {"out": (exact.out, exact.grouped(out).sub(exact.out))}
             if "dq" in tensors:
                 exact.take(tensors["do"])
-                exact.compare_dq(tensors["dq"])
-        figures.ranks()
-        unknown = torch.full_like(figures.values["out_size"], math.nan)
-        return torch.stack([figures.values.get(name, unknown) for name in FIGURES])
+                outputs["dq"] = exact.dq, exact.grouped(tensors["dq"]).sub(exact.dq)
+        for name, pair in outputs.items():
+            figures |= {f"{name}_{one}": _of_heads(x.square()).sqrt() for one, x in zip(("size", "rmse"), pair, strict=True)}
+        errors = [error for _, error in outputs.values()]
+        same = len({error.shape for error in errors}) == 1
+        ranks = _ranks(torch.stack(errors)) if same else [_ranks(error[None])[0] for error in errors]
+        figures |= {f"{name}_rank": rank for name, rank in zip(outputs, ranks, strict=True)}
+        unknown = torch.full_like(figures["out_size"], math.nan)
+        return torch.stack([figures.get(name, unknown) for name in FIGURES])
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each step, call and head since the last time; waits for the device."""
@@ -187,43 +200,6 @@ class _Look:
     @property
     def scores(self) -> int:
         return math.prod(self.tensors["q"].shape[:3]) * self.tensors["k"].shape[2]
-
-
-class _Figures:
-    """The `FIGURES` of the heads of one call, on the device."""
-
-    def __init__(self, u: float) -> None:
-        self._u, self.values, self._errors = u, dict[str, Tensor](), dict[str, Tensor]()
-
-    def forward(self, exact: ExactCall, s: Tensor, error: Tensor) -> None:
-        logits, one = exact.without(s, 0.0).double(), exact.p.amax(-1, keepdim=True) > 1 - self._u / 2
-        count = _of_heads(exact.without(torch.ones_like(s), 0.0), torch.sum)
-        mean, square = (_of_heads(x, torch.sum) / count for x in (logits, logits.square()))
-        self.values |= {
-            "largest_logit": _of_heads(logits.abs(), torch.amax),
-            "logit_std": (square - mean.square()).clamp(0).sqrt(),
-        }
-        self.values |= {"saturated": _of_heads(one.double()), "tied": _of_heads(exact.tied(s)[..., None].double())}
-        self._note("out", exact.out, error)
-
-    def delta(self, exact: ExactCall, error: Tensor) -> None:
-        """Is not asked for."""
-
-    def dq(self, exact: ExactCall, error: Tensor) -> None:
-        self._note("dq", exact.dq, error)
-
-    def _note(self, output: str, exact: Tensor, error: Tensor) -> None:
-        sizes = {"size": exact, "rmse": error}
-        self.values |= {f"{output}_{name}": _of_heads(x.square()).sqrt() for name, x in sizes.items()}
-        self._errors[output] = error
-
-    def ranks(self) -> None:
-        """Those of the errors, at once where they have one shape."""
-        errors, names = list(self._errors.values()), [f"{output}_rank" for output in self._errors]
-        if len({error.shape for error in errors}) == 1:
-            self.values |= dict(zip(names, _ranks(torch.stack(errors)), strict=True))
-        else:
-            self.values |= {name: _ranks(error[None])[0] for name, error in zip(names, errors, strict=True)}
 
 
 def _ranks(errors: Tensor) -> Tensor:

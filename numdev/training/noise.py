@@ -11,7 +11,7 @@ from numdev.attention.base import Backward
 from numdev.attention.differentiable import rounded_once
 from numdev.attention.mask import Mask
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.attend import Inputs, answered
+from numdev.training.attend import Answer, Inputs
 
 _PRIME = 2**31 - 1
 
@@ -32,7 +32,7 @@ class Noise:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """See `numdev.training.attend.Trainable`."""
-        return answered(q, k, v, _Noisy(self, mask, scale))
+        return _Noisy(self, mask, scale).of(q, k, v)
 
     def mixed(self, plain: Tensor, other: Tensor, random: torch.Generator) -> Tensor:
         """Plain values with random errors of the size of their difference from others, in their dtype."""
@@ -42,30 +42,22 @@ class Noise:
         return rounded_once(plain.double() + factor * error, plain.dtype)
 
 
-class _Noisy:
+class _Noisy(Answer):
     """One call."""
 
     def __init__(self, noise: Noise, mask: Mask, scale: float | None) -> None:
-        self._noise, self._how = noise, (mask, scale)
-        self._leaves: list[Inputs] = []
-        self._outs: list[Tensor] = []
+        super().__init__(mask, scale)
+        self._noise = noise
 
     def forward(self, inputs: Inputs) -> Tensor:
         """O of plain attention, with errors."""
-        for attention in (VanillaBackward(self._noise.attention.format), self._noise.attention):
-            leaves = tuple(x.detach().requires_grad_() for x in inputs)
-            with torch.enable_grad():
-                self._outs.append(attention.attend(leaves[0], leaves[1], leaves[2], *self._how))
-            self._leaves.append(leaves)
-        plain, other = (out.detach() for out in self._outs)
-        return self._noise.mixed(plain, other, _random(plain))
+        plain = self.compute("plain", VanillaBackward(self._noise.attention.format), inputs)
+        return self._noise.mixed(plain, self.compute("other", self._noise.attention, inputs), _random(plain))
 
     def backward(self, do: Tensor) -> Inputs:
         """The gradients of plain attention, with errors."""
-        pairs = zip(self._outs, self._leaves, strict=True)
-        plain, other = (torch.autograd.grad(out, leaves, do, retain_graph=True) for out, leaves in pairs)
-        random = _random(do)
-        return tuple(self._noise.mixed(*each, random) for each in zip(plain, other, strict=True))
+        random, of = _random(do), self.gradients(do)
+        return tuple(self._noise.mixed(x, y, random) for x, y in zip(of["plain"], of["other"], strict=True))
 
 
 def _random(x: Tensor) -> torch.Generator:

@@ -18,10 +18,10 @@ from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.record import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import ForwardAlone, Inputs, Interception, Variant, answered, callers, trainable
+from numdev.training.attend import Answer, ForwardAlone, Inputs, Interception, Variant, callers, trainable
 from numdev.training.call import Arguments, Call
 
-Heads = Mapping[str, list[Sample]]
+Heads = list[list[Sample]]
 Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
@@ -136,75 +136,66 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
         beside = _Beside(self, call, {"step": self._step, "call": number, "layer": layer})
-        return call.shaped(answered(call.q, call.k, call.v, beside))
+        return call.shaped(beside.of(call.q, call.k, call.v))
 
 
-class _Beside:
+class _Beside(Answer):
     """One call: the reference's result for the model, and the variants' beside it."""
 
     def __init__(self, log: shadow, call: Call, place: dict[str, Any]) -> None:
-        self._log, self._how, self._place = log, (call.mask, call.scale), place
+        super().__init__(call.mask, call.scale)
+        self._log, self._place = log, place
         self._records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
-        self._leaves: dict[str, Inputs] = {}
-        self._outs: dict[str, Tensor] = {}
 
     def forward(self, inputs: Inputs) -> Tensor:
         """O of the reference, in the dtype of the model."""
-        wide = tuple(x.detach().double() for x in inputs)  # gives a variant's result its own format, and not the model's
+        wide, outs = tuple(x.detach().double() for x in inputs), dict[str, Inputs]()
         for name, subject in self._log.subjects.items():
             records = self._records and (name == REFERENCE or not isinstance(subject, ForwardAlone))
-            leaves = tuple(x.detach().requires_grad_(records) for x in (inputs if name == REFERENCE else wide))
-            with torch.set_grad_enabled(records):
-                self._outs[name] = subject.attend(*leaves, *self._how)
-            self._leaves[name] = leaves
-        self._record("forward", {name: {"out": out.detach()} for name, out in self._outs.items()}, wide)
-        return self._outs[REFERENCE].detach()
+            own = inputs if name == REFERENCE else wide  # gives a variant's result its own format, and not the model's
+            outs[name] = (self.compute(name, subject, own, records=records),)
+        self._record("forward", ("out",), outs, wide)
+        return outs[REFERENCE][0]
 
     def backward(self, do: Tensor) -> Inputs:
         """The gradients of the reference, in the dtype of the model."""
-        results = {}
-        for name, out in self._outs.items():
-            if out.requires_grad:
-                gradients = torch.autograd.grad(out, self._leaves[name], do.to(out.dtype), retain_graph=True)
-                results[name] = dict(zip(_GRADIENTS, gradients, strict=True))
-        wide = tuple(x.detach().double() for x in (*self._leaves[REFERENCE], do))
-        self._record("backward", results, wide)
-        return tuple(results[REFERENCE].values())
+        gradients = self.gradients(do)
+        self._record("backward", _GRADIENTS, gradients, tuple(x.detach().double() for x in (*self.leaves[REFERENCE], do)))
+        return gradients[REFERENCE]
 
-    def _record(self, direction: str, results: dict[str, dict[str, Tensor]], wide: Inputs) -> None:
+    def _record(self, direction: str, outputs: tuple[str, ...], results: Mapping[str, Inputs], wide: Inputs) -> None:
         """A row for each subject, reference, output and head; `wide` are the inputs in FP64."""
-        golden, values = self._golden(wide), {name: _heads(outputs) for name, outputs in results.items()}
-        for name, outputs in values.items():
+        golden, values = self._golden(wide), {name: _heads(own) for name, own in results.items()}
+        for name, own in values.items():
             subject = self._log.subjects[name]
             rounds = subject.primal if direction == "forward" else subject
-            formats: dict[str, Format] = {output: rounds.formats[output] for output in outputs}
+            formats: list[Format] = [rounds.formats[output] for output in outputs]
             if name == REFERENCE:  # its results are in the model's dtype: the coarser of the two formats
-                model = _MODEL[self._leaves[name][0].dtype]
-                formats = {output: max(fmt, model, key=lambda one: one.u) for output, fmt in formats.items()}
+                model = _MODEL[self.leaves[name][0].dtype]
+                formats = [max(fmt, model, key=lambda one: one.u) for fmt in formats]
             rounded = rounds.round_inputs(*wide)
             same = all(torch.equal(a.double(), b) for a, b in zip(rounded, wide, strict=True))
             against = {"golden": golden, "golden_same_inputs": golden if same else self._golden(rounded)}
             if name != REFERENCE:
                 against[REFERENCE] = values[REFERENCE]
             for reference, expected in against.items():
-                for output, samples in outputs.items():
-                    for head, (sample, other) in enumerate(zip(samples, expected[output], strict=True)):
+                for output, fmt, samples, others in zip(outputs, formats, own, expected, strict=True):
+                    for head, (sample, other) in enumerate(zip(samples, others, strict=True)):
                         place = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
-                        self._log.rows.append(self._place | place | compare(sample, other, formats[output]).metrics())
+                        self._log.rows.append(self._place | place | compare(sample, other, fmt).metrics())
 
     def _golden(self, inputs: Inputs) -> Heads:
         """Exact O of q, k and v; with dO as well, the exact gradients."""
-        mask, scale = self._how
         if len(inputs) == 3:
-            return _heads({"out": Exact()(*inputs, mask, scale).out})
+            return _heads((Exact()(*inputs, *self.how).out,))
         q, k, v, do = inputs
-        gradients = ExactBackward()(q, k, v, do, mask, scale)
-        return _heads({name: getattr(gradients, name) for name in _GRADIENTS})
+        gradients = ExactBackward()(q, k, v, do, *self.how)
+        return _heads((gradients.dq, gradients.dk, gradients.dv))
 
 
-def _heads(results: Mapping[str, Tensor]) -> Heads:
+def _heads(results: Inputs) -> Heads:
     """The values of each head of each result, `[batch, heads, tokens, dim]`, over all batch entries."""
-    return {name: [Sample(x[:, head]) for head in range(x.shape[1])] for name, x in results.items()}
+    return [[Sample(x[:, head]) for head in range(x.shape[1])] for x in results]
 
 
 class capture(Recorder):  # noqa: N801  # a context that is called as `attend` is

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -57,20 +56,25 @@ class Watch:
         relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
         return torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()))
 
-    def forward(self, exact: ExactCall, s: Tensor, error: Tensor) -> None:
-        """Note the scores of a call, in the format of S, and the error of its O."""
+    @torch.no_grad()
+    def forward(self, exact: ExactCall, s: Tensor, out: Tensor) -> None:
+        """Note the scores of a call, in the format of S, and how far its O deviates."""
+        error, tied = exact.grouped(out).sub(exact.out), exact.tied(s)
         self._largest("logit", exact.without(s, 0.0))
-        tied = exact.tied(s)
         self._largest("deviation", error)
         self._add(tied=tied.sum(), rows=float(tied.numel()), error=error.square().sum(), out=exact.out.square().sum())
 
-    def delta(self, exact: ExactCall, error: Tensor) -> None:
+    @torch.no_grad()
+    def delta(self, exact: ExactCall, gradients: Gradients) -> None:
         """Note the error of the delta of a call."""
-        self._add(biased=error.sum(), delta=exact.delta.abs().sum())
+        if gradients.delta is not None:
+            error = exact.grouped(gradients.delta[..., None]).sub(exact.delta)
+            self._add(biased=error.sum(), delta=exact.delta.abs().sum())
 
-    def dq(self, exact: ExactCall, error: Tensor) -> None:
-        """Note the error of the dQ of a call."""
-        self._add(dq_error=error.square().sum(), dq=exact.dq.square().sum())
+    @torch.no_grad()
+    def dq(self, exact: ExactCall, dq: Tensor) -> None:
+        """Note how far the dQ of a call deviates."""
+        self._add(dq_error=exact.grouped(dq).sub(exact.dq).square().sum(), dq=exact.dq.square().sum())
 
     def _largest(self, name: str, x: Tensor) -> None:
         self._of[name].copy_(torch.maximum(self._of[name], x.abs().amax().double()))
@@ -96,17 +100,14 @@ class Watched:
             return self.attention.attend(q, k, v, mask, scale)
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone
         with torch.no_grad(), uncast(q):
-            exact = ExactCall(self.watch, (q, k, v), mask, softmax_scale(q, scale))
-        if isinstance(self.attention, Backward):
-            out = self.attention.attend(q, k, v, mask, scale, exact.compare_delta)
-        else:
-            out = self.attention.attend(q, k, v, mask, scale)
+            exact = ExactCall((q, k, v), mask, softmax_scale(q, scale))
+        out = self.attention.attend(q, k, v, mask, scale, partial(self.watch.delta, exact))
         with torch.no_grad(), uncast(q):
-            exact.compare(q, k, out, policy_of(self.attention.primal))
+            self.watch.forward(exact, exact.scores(q, k, policy_of(self.attention.primal)), out)
         if out.requires_grad:
             out.register_hook(exact.take)
         if q.requires_grad:
-            q.register_hook(exact.compare_dq)
+            q.register_hook(partial(self.watch.dq, exact))
         return out
 
 
@@ -116,28 +117,19 @@ def policy_of(forward: Attention) -> Precision:
     return policy
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """Learns of a call of attention: of tensors `[batch, kv_heads, group, rows, ...]`, all on the device."""
-
-    def forward(self, exact: ExactCall, s: Tensor, error: Tensor) -> None: ...
-    def delta(self, exact: ExactCall, error: Tensor) -> None: ...
-    def dq(self, exact: ExactCall, error: Tensor) -> None: ...
-
-
 class ExactCall:
     """One call of attention in FP64: `P = softmax(scale Q K^T)`, `O = P V`; then `delta = rowsum(dO * O)` and
     `dQ = scale (P * (dO V^T - delta)) K`. Heads that share a KV head are grouped.
     """
 
-    def __init__(self, observer: Observer, inputs: tuple[Tensor, Tensor, Tensor], mask: Mask, factor: float) -> None:
-        self._observer, self._factor, self._kv_heads = observer, factor, inputs[1].shape[1]
+    def __init__(self, inputs: tuple[Tensor, Tensor, Tensor], mask: Mask, factor: float) -> None:
+        self._factor, self._kv_heads = factor, inputs[1].shape[1]
         q, k, v = (x.detach().double() for x in inputs)
         self._k, self._v = (mask.without_padding(x)[:, :, None] for x in (k, v))
         rows, keys = q.shape[-2], k.shape[-2]
         seen = mask.seen(rows, keys, (0, rows), (0, keys), q.device, self._kv_heads)
         self._hidden = None if seen is None else ~seen
-        s, self._cap = (self._grouped(q) @ self._k.mT).mul_(factor), mask.softcap
+        s, self._cap = (self.grouped(q) @ self._k.mT).mul_(factor), mask.softcap
         self._slope = mask.cap_slope(s)
         mask.cap_(s)
         self._bias = mask.added((0, rows), (0, keys), s)
@@ -149,35 +141,23 @@ class ExactCall:
         self.out = self._times_z(self.p) @ self._v
         self.dq = self.delta = torch.empty(0)
 
-    def compare(self, q: Tensor, k: Tensor, out: Tensor, policy: Precision) -> None:
-        """Note the scores as a policy rounds them, and how far O deviates."""
+    def scores(self, q: Tensor, k: Tensor, policy: Precision) -> Tensor:
+        """S as a policy rounds it."""
         steps = Steps.of(policy, q.shape[-2])
         steps.at(0, 0, 0)
-        q, k = self._grouped(q.detach().to(policy.carrier)), k.detach().to(policy.carrier)[:, :, None]
+        q, k = (group_heads(x.detach().to(policy.carrier), self._kv_heads) for x in (q, k))
         s = steps.scores(q, k.mT, self._factor, self._cap)
-        s = steps.raised(s, self._cap, None if self._bias is None else self._bias.to(policy.carrier))
-        self._observer.forward(self, s, self._grouped(out.detach().double()).sub(self.out))
+        return steps.raised(s, self._cap, None if self._bias is None else self._bias.to(policy.carrier))
 
     @torch.no_grad()
     def take(self, do: Tensor) -> None:
         """The gradient of O, of which the others follow."""
-        do = self._grouped(do.double())
+        do = self.grouped(do)
         self.delta = (do * self.out).sum(-1, keepdim=True)
         ds = self._times_z(do @ self._v.mT).sub_(self.delta).mul_(self.p)
         ds = ds if self._slope is None else ds.mul_(self._slope)
         self.dq = (self.without(ds, 0.0) @ self._k).mul_(self._factor)
         self.p = self.out = torch.empty(0)  # what is held until backward is held no longer
-
-    @torch.no_grad()
-    def compare_delta(self, gradients: Gradients) -> None:
-        """Note the error of delta."""
-        if gradients.delta is not None:
-            self._observer.delta(self, self._grouped(gradients.delta.double()[..., None]).sub(self.delta))
-
-    @torch.no_grad()
-    def compare_dq(self, dq: Tensor) -> None:
-        """Note how far dQ deviates."""
-        self._observer.dq(self, self._grouped(dq.double()).sub(self.dq))
 
     def tied(self, s: Tensor) -> Tensor:
         """Whether the largest score of a row occurs more than once."""
@@ -189,5 +169,6 @@ class ExactCall:
         """Entries that no row sees replaced."""
         return x if self._hidden is None else x.masked_fill(self._hidden, value)
 
-    def _grouped(self, x: Tensor) -> Tensor:
-        return group_heads(x, self._kv_heads)
+    def grouped(self, x: Tensor) -> Tensor:
+        """A tensor of the call in FP64, as those of this class are."""
+        return group_heads(x.detach().double(), self._kv_heads)

@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -168,26 +168,24 @@ class _Exchange(TorchFunctionMode):
         return (c if bias is None else c + bias).unflatten(0, x.shape[:-1])
 
     def _rms_norm(self, x: Tensor, _: Any, weight: Tensor, eps: float) -> Tensor:
-        norm = self._engine.rmsnorm
-        return _same(norm(*norm.round_inputs(x.flatten(0, -2), weight), eps=eps).tensors()["y"], x)
+        return _answered(self._engine.rmsnorm, "y", (x.flatten(0, -2), weight), x, eps=eps)
 
     def _route(self, x: Tensor, w: Tensor, k: int) -> Tensor:
-        of = self._engine.router
-        return _same(of(*of.round_inputs(x.flatten(0, -2), w), k=k, score=router.Score.SOFTMAX).tensors()["weights"], x)
+        return _answered(self._engine.router, "weights", (x.flatten(0, -2), w), x, k=k, score=router.Score.SOFTMAX)
 
     def _scan(self, *inputs: Tensor) -> Tensor:
-        of = self._engine.scan
-        calls = self._kept.setdefault(of, [])  # 8 of the 64 engines of a factorial differ before or in it
+        calls = self._kept.setdefault(self._engine.scan, [])  # 8 of the 64 engines of a factorial differ before or in it
         for before, o in calls:
             if all(map(torch.equal, before, inputs)):
                 return o
-        o = _same(of(*of.round_inputs(*inputs), rule=scan.Rule.DELTA).tensors()["o"], inputs[2])
+        o = _answered(self._engine.scan, "o", inputs, inputs[2], rule=scan.Rule.DELTA)
         calls.append((inputs, o))
         return o
 
 
-def _same(y: Tensor, x: Tensor) -> Tensor:
-    """y in the dtype of x, and in its shape but for the last dimension."""
+def _answered(operation: Any, output: str, inputs: tuple[Tensor, ...], x: Tensor, **how: Any) -> Tensor:
+    """An output of an operation in the dtype of x, and in its shape but for the last dimension."""
+    y = operation(*operation.round_inputs(*inputs), **how).tensors()[output]
     return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
 
 
@@ -263,18 +261,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
 
 def _settings() -> tuple[Column, ...]:
     """What the settings of problems and engines mean."""
-    parts = {
-        "problem": [*declared(Problem)],
-        "problem.task": [*declared(Language)],
-        "variant": [*declared(Engine)],
-        "variant.attention": [*declared(Cached)],
-        "variant.rmsnorm": [*declared(rmsnorm.Eager)],
-        "variant.matmul": [*declared(matmul.Torch)],
-        "variant.router": [*declared(router.Eager)],
-        "variant.scan": [*declared(scan.Eager)],
-        "variant.logprob": [*declared(logprob.Torch)],
-    }
-    return tuple(Column(f"{part}.{one.column}", one.unit, one.text) for part, own in parts.items() for one in own if one.column)
+    kinds = {"problem": Problem, "problem.task": Language, "variant": Engine}
+    kinds |= {f"variant.{name}": type(getattr(MISMATCH.golden, name)) for name in EXCHANGED}
+    known = ((part, one) for part, kind in kinds.items() for one in declared(kind) if one.column)
+    return tuple(Column(f"{part}.{one.column}", one.unit, one.text) for part, one in known)
 
 
 MISMATCH = Operation(
@@ -344,10 +334,7 @@ def compared(
     total = float(d.var(correction=0))
     rows, sums = list[dict[str, Any]](), {"explained": float("nan"), "interactions": float("nan")}
     if operations:
-        differences: dict[tuple[str, ...], Tensor] = {(): torch.zeros_like(d)}
-        for size in range(1, len(operations) + 1):
-            for own in combinations(operations, size):
-                differences[own] = trainer - computed(own)
+        differences = {own: trainer - computed(own) if own else torch.zeros_like(d) for own in _sets(operations)}
         variances = {own: float(x.var(correction=0)) for own, x in differences.items()}
         for own, effect in effects(operations, variances).items():
             rest = tuple(name for name in operations if name not in own)
@@ -375,13 +362,17 @@ def compared(
 
 def effects(operations: tuple[str, ...], v: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
     """Main effects, and interactions of two, of a function of sets of operations, each in their order."""
-    sets = [own for size in range(len(operations) + 1) for own in combinations(operations, size)]
+    sets = [*_sets(operations)]
 
     def effect(of: tuple[str, ...]) -> float:
         signed = [(-1) ** len(set(of) - set(own)) * v[own] for own in sets]
         return sum(signed) / 2 ** (len(operations) - len(of))
 
     return {own: effect(own) for own in sets if len(own) in (1, 2)}
+
+
+def _sets(operations: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(operations, size) for size in range(len(operations) + 1))
 
 
 def _outside(d: Tensor, limit: float) -> float:

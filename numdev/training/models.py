@@ -218,7 +218,7 @@ class DiffusionTransformer(nn.Module):
         tokens: Int[Tensor, "batch length"],
     ) -> Float[Tensor, "batch 3 height width"]:
         dtype = self.into.weight.dtype
-        x = self.into(self._patches(noisy).to(dtype)) + self.places
+        x = self.into(functional.pixel_unshuffle(noisy, self.patch).flatten(2).mT.contiguous().to(dtype)) + self.places
         words = self.words(tokens) + self.order
         state = functional.silu(self.time(waves(time).to(dtype)) + self.caption(words.flatten(1)))
         for block in self.blocks:
@@ -226,13 +226,8 @@ class DiffusionTransformer(nn.Module):
         shift, scale = self.modulation(state)[:, None].chunk(2, dim=-1)
         return self._picture(self.out(_normal(x) * (1 + scale) + shift).float())
 
-    def _patches(self, x: Tensor) -> Tensor:
-        """[batch, 3, height, width] -> [batch, tokens, 3 patch^2]."""
-        n, p = self.across, self.patch
-        return x.reshape(-1, 3, n, p, n, p).permute(0, 2, 4, 1, 3, 5).reshape(-1, n * n, 3 * p * p)
-
     def _picture(self, x: Tensor) -> Tensor:
-        """The inverse of `_patches`."""
+        """[batch, tokens, 3 patch^2] -> [batch, 3, height, width]."""
         n, p = self.across, self.patch
         return x.reshape(-1, n, n, 3, p, p).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, n * p, n * p)
 

@@ -114,10 +114,9 @@ class Scenes:
     def drawn(self, step: int, seed: int, count: int, picture: int, *, held_out: bool = False) -> Captioned:
         """Scenes of a step, and their pictures of a width: functions of step, seed and row, and of whether they are held out."""
         random, table = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32), _table()
-        alone, pairs = (np.flatnonzero(table.pairs == two) for two in (False, True))
-        alone, pairs = (numbers[table.held_out[numbers] == held_out] for numbers in (alone, pairs))
-        one, choice = random[:, 0] < 0.25, random[:, 1].astype(np.float64)
-        numbers = np.where(one, alone[(choice * len(alone)).astype(np.int64)], pairs[(choice * len(pairs)).astype(np.int64)])
+        usable, choice = table.held_out == held_out, random[:, 1].astype(np.float64)
+        known = (np.flatnonzero(usable & (table.pairs == two)) for two in (False, True))
+        numbers = np.where(random[:, 0] < 0.25, *(own[(choice * len(own)).astype(np.int64)] for own in known))
         pictures = picture_of(numbers, 0.5 + self.spread * (random[:, 2:] - 0.5), picture)
         return Captioned(pictures, table.tokens[torch.from_numpy(numbers)], tuple(table.captions[number] for number in numbers))
 
@@ -157,52 +156,38 @@ _COLOUR = np.array([COLOURS[thing.colour] for thing in THINGS], dtype=np.float32
 _RADIUS = np.array([SIZES[thing.size] for thing in THINGS], dtype=np.float32)
 
 
-def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: int) -> Float32[Tensor, "count 3 height width"]:
-    """Pictures of scenes by number; `jitter` [count, 6] in [0, 1) places the things and chooses their radii.
-
-    Two things stand a half of the picture apart along their relation, give or take 1.5 pixels of 32, and up to 5 apart across it;
-    one stands up to 3 pixels beside the middle. They never overlap and none is cut by the frame.
-    """
-    table = _table()
-    scale, rows, away = picture / 32, table.things[numbers], table.away[numbers]  # [count, 2], [count, 2, (right, down)]
-    moved = jitter.reshape(-1, 2, 3) * 2 - 1
-    spread = np.where(away.any(axis=(1, 2))[:, None, None], np.where(away != 0, 0.75, 2.5), 3.0)
-    centres = (16 + 8 * away + spread * moved[:, :, :2]) * scale
-    low, high = np.moveaxis(_RADIUS[rows], -1, 0)
-    radii = (low + (high - low) * jitter.reshape(-1, 2, 3)[:, :, 2]) * scale
-    radii = np.where(rows >= 0, radii, np.nan).astype(np.float32)
-    covered = render(_SHAPE[rows], centres.astype(np.float32), radii, picture)
-    colours = _COLOUR[rows].transpose(0, 2, 1)  # [count, 3, 2]
-    # No pixel is covered by both things, so a sum has one term that is not 0: exact in any order.
-    pictures = torch.bmm(torch.from_numpy(np.ascontiguousarray(colours)), torch.from_numpy(covered).flatten(2))
-    return pictures.unflatten(2, (picture, picture))
-
-
 _HALF_SIDE = 0.88  # of a square, in radii
 _INRADIUS = 0.6  # of an equilateral triangle, in radii; its bounding box is 1.8 high and stands around the centre
 _HALF = np.float32(0.5)
 _SLOPE = np.float32(math.sqrt(3) / 2)
 
 
-def render(
-    shapes: Int[np.ndarray, "count things"],
-    centres: Float32[np.ndarray, "count things 2"],
-    radii: Float32[np.ndarray, "count things"],
-    picture: int,
-) -> Float32[np.ndarray, "count things height width"]:
-    """The share of each pixel that each thing covers; nothing where the radius is NaN.
+def picture_of(numbers: Int[np.ndarray, " count"], jitter: np.ndarray, picture: int) -> Float32[Tensor, "count 3 height width"]:
+    """Pictures of scenes by number; `jitter` [count, 6] in [0, 1) places the things and chooses their radii.
 
-    With s the signed distance of a pixel's centre to the outline (negative inside, in pixels), the share is 1/2 - s, cut off at 0
-    and 1. That is exact for a straight outline along the pixels, and for others up to the angle at which the outline crosses a
-    pixel. Shapes are places in `SHAPES`; centres are (right, down).
+    Two things stand a half of the picture apart along their relation, give or take 1.5 pixels of 32, and up to 5 apart across it;
+    one stands up to 3 pixels beside the middle. They never overlap and none is cut by the frame.
+
+    With s the signed distance of a pixel's centre to a thing's outline (negative inside, in pixels), the thing covers a share of
+    1/2 - s of the pixel, cut off at 0 and 1. That is exact for a straight outline along the pixels, and for others up to the
+    angle at which the outline crosses a pixel.
     """
-    shares = np.zeros((*shapes.shape, picture, picture), dtype=np.float32)
-    pixels = np.arange(picture, dtype=np.float32) + _HALF
+    table = _table()
+    scale, rows, away = picture / 32, table.things[numbers], table.away[numbers]  # [count, 2], [count, 2, (right, down)]
+    jitter = jitter.reshape(-1, 2, 3)
+    spread = np.where(away.any(axis=(1, 2))[:, None, None], np.where(away != 0, 0.75, 2.5), 3.0)
+    centres = ((16 + 8 * away + spread * (jitter * 2 - 1)[:, :, :2]) * scale).astype(np.float32)
+    low, high = np.moveaxis(_RADIUS[rows], -1, 0)
+    radii = np.where(rows >= 0, (low + (high - low) * jitter[:, :, 2]) * scale, np.nan).astype(np.float32)
+    covered, pixels = np.zeros((*rows.shape, picture, picture), dtype=np.float32), np.arange(picture, dtype=np.float32) + _HALF
     for place, shape in enumerate(SHAPES):
-        rows = np.nonzero((shapes == place) & ~np.isnan(radii))
-        right, down = (pixels - centres[rows][:, axis, None] for axis in (0, 1))
-        shares[rows] = _covered(shape, right[:, None, :], down[:, :, None], radii[rows][:, None, None])
-    return shares
+        own = np.nonzero((_SHAPE[rows] == place) & ~np.isnan(radii))
+        right, down = (pixels - centres[own][:, axis, None] for axis in (0, 1))
+        covered[own] = _covered(shape, right[:, None, :], down[:, :, None], radii[own][:, None, None])
+    colours = _COLOUR[rows].transpose(0, 2, 1)  # [count, 3, 2]
+    # No pixel is covered by both things, so a sum has one term that is not 0: exact in any order.
+    pictures = torch.bmm(torch.from_numpy(np.ascontiguousarray(colours)), torch.from_numpy(covered).flatten(2))
+    return pictures.unflatten(2, (picture, picture))
 
 
 def _covered(shape: str, right: np.ndarray, down: np.ndarray, radius: np.ndarray) -> np.ndarray:

@@ -206,10 +206,7 @@ class WeightsOverTraining(Kind):
     operation: Operation = TRAINING
     name: ClassVar[str] = "training"
     seeds: ClassVar[int] = 1
-
-    @property
-    def columns(self) -> dict[str, tuple[Column, ...]]:
-        return dict(TABLES)
+    columns: ClassVar[dict[str, tuple[Column, ...]]] = TABLES
 
     @property
     def comparable(self) -> list[str]:
@@ -284,19 +281,15 @@ def shown(steps: int) -> list[int]:
 
 
 def _run(ours: Trained, theirs: Trained) -> dict[str, Any]:
-    own = {
+    values = vars(ours) | {_BASELINE + name: value for name, value in vars(theirs).items()}
+    values |= {
         "steps_done": ours.done,
         "same_bits": int(ours.checksum == theirs.checksum),
         "samples": f"{ours.folder.parent.name}/{ours.folder.name}/{SAMPLES}" if ours.pictures else "",
         "stopped": _stopped(ours, theirs),
         "notes": "; ".join(ours.notes),
     }
-
-    def value(name: str) -> Any:
-        of = theirs if name.startswith(_BASELINE) else ours
-        return own[name] if name in own else getattr(of, name.removeprefix(_BASELINE))
-
-    return {column.name: value(column.name) for column in TABLES[RUN][1:]}
+    return {column.name: values[column.name] for column in TABLES[RUN][1:]}
 
 
 def _stopped(ours: Trained, theirs: Trained) -> str:

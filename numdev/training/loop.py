@@ -1,30 +1,41 @@
-"""Trains a run, or goes on with it where it was left: the loop over steps, with its snapshots, checkpoints, restart and end."""
+"""Trains a run, or goes on with it where it was left: the loop over steps, and the files of a run.
+
+A run leaves snapshots of its weights, checkpoints that a killed run goes on from, and `trained.json` when it is finished. A file
+of tensors is `<kind>-<step>.safetensors`; its header says how long it is, so that one that is cut off is detected.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
-from numdev.errors import BadInput, Unsupported
-from numdev.results.record import Within
+from numdev.errors import BadInput, NumdevError, Unsupported
+from numdev.results.record import Within, write_atomically
 from numdev.training.attend import Trainable, attend
-from numdev.training.noise import Noise
 from numdev.training.run import Run, deterministic
-from numdev.training.run_files import Trained, rounded, without_moments
 from numdev.training.rung import Restart
 from numdev.training.state import State, checksum
 from numdev.training.tasks import Batch
-from numdev.training.watch import Watch, Watched
+from numdev.training.watch import Noise, Watch, Watched
 
+CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
+FINISHED = "trained.json"
+_CHECKPOINTS = 2  # that are kept
+_POSITION = ("key", "done", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 _READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
 _CHECKPOINT_SECONDS = 20.0  # from one checkpoint to the next, at least
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
-_RESTARTED = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}  # what is left of a state
 
 
 def train(run: Run, folder: Path, device: torch.device, report: Within | None = None) -> Trained:
@@ -150,3 +161,167 @@ class Training:
         trained.write()
         trained.remove_checkpoints()
         return trained
+
+
+def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state whose weights and moments went through BF16."""
+    lossy = ("weight/", "mean/", "square/")
+    return {name: x.to(torch.bfloat16).to(x.dtype) if name.startswith(lossy) else x for name, x in state.items()}
+
+
+def without_moments(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state whose optimizer starts anew."""
+    lost = ("mean/", "square/", "updates/")
+    return {name: torch.zeros_like(x) if name.startswith(lost) else x for name, x in state.items()}
+
+
+_RESTARTED = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}  # what is left of a state
+
+
+class Damaged(NumdevError):
+    """A file of tensors that is not whole."""
+
+
+def seal(folder: Path, kind: str, step: int, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write copies of tensors, whole or not at all; a file of the same kind and step is replaced. Raises StoreError."""
+    held = {name: x.detach().cpu().contiguous() for name, x in tensors.items()}
+    write_atomically(folder / f"{kind}-{step:08d}.safetensors", save(held, metadata={"facts": json.dumps(dict(facts))}))
+
+
+def sealed(folder: Path, kind: str) -> dict[int, Path]:
+    """The files of a kind in a folder by step, the last step last."""
+    return {int(path.stem.split("-")[1]): path for path in sorted(folder.glob(f"{kind}-{'[0-9]' * 8}.safetensors"))}
+
+
+def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and facts of a file; raises Damaged if it is not there, or not whole."""
+    try:
+        with safe_open(path, "pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise Damaged(f"{path} is damaged ({error})") from None
+
+
+@dataclass
+class Trained:
+    """A run as far as it is trained: unfinished, finished, or ended since its loss or gradients were not finite.
+
+    The table `run` (`numdev.training.weights.TABLES`) explains what is not explained here.
+    """
+
+    folder: Path
+    key: str
+    steps: int
+    done: int = 0  # steps that are done, after which the weights are known to be finite; `steps` unless it stopped
+    seconds_per_step: float = 0.0
+    losses: tuple[float, ...] = ()  # of each step that was done, the one that stopped it last
+    # Likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped
+    gradient_norms: tuple[float, ...] = ()
+    # `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched
+    watched: tuple[tuple[float, ...], ...] = ()
+    checksum: str = ""  # over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped
+    parameters: int = 0
+    stopped: str = ""
+    captured: bool = False  # whether the last process replayed a CUDA graph
+    calls: int = 0
+    missed: int = 0
+    notes: tuple[str, ...] = ()
+    untrained_loss: float | None = None
+    held_out_loss: float | None = None  # None until it is judged, like the other figures of weights and samples
+    score: float | None = None
+    pictures: bool = False  # whether `samples.png` stands beside it
+
+    @staticmethod
+    def find(folder: Path, key: str) -> Trained | None:
+        """The finished run of a folder that has all of its snapshots, or None; raises BadInput if the run is another."""
+        try:
+            facts: dict[str, Any] = json.loads((folder / FINISHED).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        if facts["key"] != key:
+            raise _another(folder, "a run")
+        facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
+        trained = Trained(folder, **facts | {"watched": tuple(map(tuple, facts["watched"]))})
+        return trained if trained.has_all_snapshots(trained.done) else None
+
+    def write(self) -> None:
+        """Write `trained.json`, which says that the run is finished; raises StoreError."""
+        facts = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "folder"}
+        write_atomically(self.folder / FINISHED, json.dumps(facts).encode())
+
+    def note(self, text: str) -> None:
+        """Tell the reader, once."""
+        self.notes = tuple(dict.fromkeys((*self.notes, text)))
+
+    @property
+    def snapshot_steps(self) -> tuple[int, ...]:
+        """After which steps there are snapshots: 0, 1, 2, 4, ..., and the last."""
+        return (0, *(1 << n for n in range(self.steps.bit_length()) if 1 << n < self.steps), self.steps)
+
+    @property
+    def snapshots(self) -> dict[int, Path]:
+        """The file of the weights after each step that has one, up to those that are done."""
+        files = sealed(self.folder, WEIGHTS)
+        return {step: files[step] for step in self.snapshot_steps if step <= self.done and step in files}
+
+    def has_all_snapshots(self, done: int) -> bool:
+        """Whether there is each snapshot of so many steps."""
+        return sealed(self.folder, WEIGHTS).keys() >= {step for step in self.snapshot_steps if step <= done}
+
+    def write_snapshot(self, state: State) -> None:
+        """Write weights and buffers after the steps that are done, in FP32, if there is to be a snapshot; raises StoreError."""
+        if self.done in self.snapshot_steps:
+            held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | state.buffers()).items()}
+            seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
+
+    def weights(self, step: int, *, buffers: bool = False) -> dict[str, Tensor]:
+        """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.state.model_of` takes.
+
+        Raises:
+            BadInput: where it has none.
+            Damaged: where its file is not whole.
+        """
+        paths = self.snapshots
+        if step not in paths:
+            raise BadInput("step", step, f"{self.folder} has snapshots of steps {', '.join(map(str, paths)) or 'none'}")
+        try:
+            tensors, facts = unsealed(paths[step])
+        except Damaged as error:
+            raise Damaged(f"{error}; delete it, and the same command trains the run again") from None
+        return {name: x for name, x in tensors.items() if buffers or name not in facts["buffers"]}
+
+    def write_checkpoint(self, state: State) -> None:
+        """Write a checkpoint of the steps that are done, and remove all but the last two; raises StoreError."""
+        seal(self.folder, CHECKPOINT, self.done, state.tensors(), {name: getattr(self, name) for name in _POSITION})
+        self.remove_checkpoints(_CHECKPOINTS)
+
+    def remove_checkpoints(self, but: int = 0) -> None:
+        """Remove all checkpoints but the last ones."""
+        for _, path in sorted(sealed(self.folder, CHECKPOINT).items(), reverse=True)[but:]:
+            path.unlink(missing_ok=True)
+
+    def resume(self) -> dict[str, Tensor] | None:
+        """Go back to the last whole checkpoint, whose tensors are returned, or stay where there is none; what is lost is noted.
+
+        Raises:
+            BadInput: if the checkpoint is of another configuration, of other sources or of another environment.
+        """
+        for path in reversed(sealed(self.folder, CHECKPOINT).values()):
+            try:
+                tensors, facts = unsealed(path)
+            except Damaged as error:
+                self.note(f"{error}; the run goes on from the one before it")
+                continue
+            if facts["key"] != self.key:
+                raise _another(self.folder, "a checkpoint")
+            if self.has_all_snapshots(facts["done"]):
+                vars(self).update(facts)
+                return tensors
+            self.note("snapshots before the last checkpoint are missing; the run starts from the first step")
+            break
+        return None
+
+
+def _another(folder: Path, what: str) -> BadInput:
+    hint = f"it holds {what} of another configuration, version or machine; give another folder, or delete it"
+    return BadInput("folder", str(folder), hint)

@@ -28,9 +28,8 @@ from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.record import Column, Use, write_atomically
 from numdev.settings import declared
 from numdev.training.data import Text
-from numdev.training.loop import train
+from numdev.training.loop import Trained, train
 from numdev.training.run import Run, deterministic
-from numdev.training.run_files import Trained
 from numdev.training.rung import Rung
 from numdev.training.scenes import Scenes
 from numdev.training.state import model_of

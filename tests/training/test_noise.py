@@ -16,7 +16,7 @@ from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.noise import Noise
+from numdev.training.watch import Noise
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Rung
 from tests.training.toy import VANILLA, Toy, toy, trained

@@ -23,7 +23,7 @@ from numdev.errors import BadInput, StoreError
 from numdev.training import loop, run_files, state
 from numdev.training.loop import train
 from numdev.training.run import Run
-from numdev.training.run_files import Damaged, Trained, rounded, sealed, without_moments
+from numdev.training.loop import Damaged, Trained, rounded, sealed, without_moments
 from numdev.training.rung import Numerics, Restart
 from numdev.training.state import checksum, model_of
 from tests.training.toy import CPU, toy, trained

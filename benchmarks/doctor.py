@@ -21,9 +21,8 @@ from benchmarks.timing import Result
 from numdev.arithmetic.formats import BF16
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.attend import CallCounts
-from numdev.training.run import Run
+from numdev.training.run import Run, State
 from numdev.training.rung import Numerics, Rung
-from numdev.training.state import State
 from numdev.training.tasks import TextToImage
 
 _STEPS = 20

@@ -34,9 +34,8 @@ from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import Unsupported
 from numdev.results.environment import environment, resolve_device
 from numdev.training.attend import CallCounts, attend
-from numdev.training.run import Run, deterministic
+from numdev.training.run import Run, State, deterministic
 from numdev.training.rung import Numerics, Rung
-from numdev.training.state import State
 from numdev.training.tasks import TextToImage
 
 VANILLA, OWN = "vanilla", "own"

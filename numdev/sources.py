@@ -41,7 +41,6 @@ KEEPS_OR_SHOWS = (
     "results/store.py",
     "results/study.py",
     "training/doctor.py",
-    "training/heads.py",
     "training/recorders.py",
 )
 """Modules that no measurement runs. Each states what is measured, keeps it or shows it. No other module imports these."""

@@ -109,9 +109,7 @@ class Call:
 
 def _four(x: Tensor) -> Tensor:
     """`[batch, heads, tokens, dim]`; without heads there is one, and what is before them counts as batch."""
-    while x.ndim < 4:
-        x = x.unsqueeze(-3)
-    return x if x.ndim == 4 else x.flatten(0, -4)
+    return x if x.ndim == 4 else x.reshape(-1, x.shape[-3] if x.ndim > 4 else 1, *x.shape[-2:])
 
 
 @dataclass
@@ -144,7 +142,7 @@ class MaskReader:
         if tensor.device.type == "cpu":
             if not learned:
                 return _read(tensor, shape)
-            source = _of_scores(tensor, _checked(tensor, shape))
+            source = _of_scores(tensor, shape)
             return Mask(bias=Bias(_biases(source), source))
         # Equal for two views of the same values, while one of them is held; torch counts no changes of inference tensors.
         place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, shape
@@ -168,16 +166,8 @@ class MaskReader:
         return query.new_empty(*query.shape[:-1], keys).bernoulli_(1 - p).bool()
 
 
-def _checked(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the scores, which the tensor fits."""
-    pairs = zip(reversed(tensor.shape), reversed(shape), strict=False)
-    if not 2 <= tensor.ndim <= len(shape) or not all(size in (1, other) for size, other in pairs):
-        raise BadInput(_MASK, tuple(tensor.shape), f"it must fit the scores, {tuple(shape)}")
-    return shape
-
-
 def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:
-    values = _biases(_of_scores(tensor, _checked(tensor, shape)))
+    values = _biases(_of_scores(tensor, shape))
     seen = values > float("-inf")
     if bool(((values != 0) & seen).any()) or not bool((seen == seen[:, :1]).all()):
         return Mask(bias=Bias(values))
@@ -212,7 +202,10 @@ def _biases(tensor: Tensor) -> Tensor:
 
 
 def _of_scores(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`[batch or 1, heads or 1, queries, keys]`."""
+    """`[batch or 1, heads or 1, queries, keys]`, of a tensor that fits scores of a shape."""
+    pairs = zip(reversed(x.shape), reversed(shape), strict=False)
+    if not 2 <= x.ndim <= len(shape) or not all(size in (1, other) for size, other in pairs):
+        raise BadInput(_MASK, tuple(x.shape), f"it must fit the scores, {tuple(shape)}")
     x = x[(None,) * (len(shape) - x.ndim)].expand(*(-1,) * (len(shape) - 2), *shape[-2:])
     while x.ndim < 4:
         x = x.unsqueeze(-3)

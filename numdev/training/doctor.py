@@ -4,6 +4,8 @@ A loop over a doctor's batches is a loop over the user's, until the loss spikes.
 the same batches again, once for each question, with another attention under the model: the body of the loop replays itself. What
 the body does need not be known, but all that it changes must be restored: the model, what `state` lists, and torch's random
 numbers. Whether that is all is the first question, asked with the attention that the model ran on.
+
+A `HeadLog` sees each call meanwhile, and how far its heads deviate from exact attention.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import math
 import pickle
 import warnings
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -26,20 +28,26 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, distributed, nn
 
-from numdev.arithmetic.formats import FP64, format_of
-from numdev.attention.base import Backward
+from numdev.arithmetic.formats import FP64, Format, format_of
+from numdev.arithmetic.rounding import Cast
+from numdev.attention.base import Backward, softmax_scale
+from numdev.attention.differentiable import uncast
 from numdev.attention.emulation import gradients_emulation_of
 from numdev.attention.exact import ExactBackward
+from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.problem import Shape
 from numdev.attention.tiled import Tiled, TiledBackward
 from numdev.attention.tiling import Tiling
 from numdev.errors import BadInput
+from numdev.measurement.metrics import largest_singular
 from numdev.results.record import WINDOW, spike_limit, write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import Variant
-from numdev.training.heads import HeadLog, Place
-from numdev.training.state import moved
-from numdev.training.watch import policy_of
+from numdev.training.attend import ForwardAlone, Variant, trainable
+from numdev.training.call import Arguments, Call
+from numdev.training.recorders import Recorder
+from numdev.training.run import moved
+from numdev.training.watch import ExactCall, policy_of
 
 _AFTER = 5  # steps that follow a spike, and steps before it from which on a replay may spike
 _SHOWN = 5  # heads
@@ -47,6 +55,23 @@ RUN, AGAIN, NUDGED = "the run", "the same attention", "the same attention, one w
 EXACT, ALONE, EMULATED = "exact attention", "exact attention in the head that errs most", "tiled emulation of the attention"
 STEP = "one step exact: "
 Item = TypeVar("Item")
+FIGURES = {
+    "largest_logit": ("", "largest |scale q k|, in the format of S"),
+    "logit_std": ("", "standard deviation of the scores that are seen"),
+    "saturated": ("", "share of rows whose largest exact P rounds to 1 in the format of O"),
+    "tied": ("", "share of rows whose largest score occurs more than once, in the format of S"),
+    "out_size": ("absolute", "root mean square of exact O"),
+    "out_rmse": ("absolute", "root mean square of O - exact O"),
+    "out_rank": ("", "stable rank of O - exact O, the mean over the batch; NaN where one has no error"),
+    "dq_size": ("absolute", "root mean square of exact dQ; NaN where no gradient came"),
+    "dq_rmse": ("absolute", "root mean square of dQ - exact dQ"),
+    "dq_rank": ("", "stable rank of dQ - exact dQ, the mean over the batch"),
+}
+"""Unit and meaning of what is kept of a head in a step; exact is FP64 of the same q, k, v and dO."""
+
+_AT_ONCE = 1 << 25  # scores, 256 MB in FP64
+Place = tuple[str, int, int]
+"""Layer, number of the call in its step, head."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +119,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     Each process writes into a folder of its own, `rank<number>`: checkpoints, `diagnosis.json`, and `log-<step>.parquet`, a row
     for each step, layer and head that was looked at, with the loss, the norm of the gradients and
-    `numdev.training.heads.FIGURES`. A killed run goes on from the last checkpoint but one, if the same batches are given again.
+    `numdev.training.doctor.FIGURES`. A killed run goes on from the last checkpoint but one, if the same batches are given again.
     Under `torch.distributed` the loss is the mean over processes, so that all replay together; rank 0 says which head errs most.
 
     Args:
@@ -134,6 +159,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             if value is not None and value < 1:
                 raise BadInput(name, value, "give at least 1")
         self._model, self._batches, self._attention, self._parts = model, batches, attention, (model, *state)
+        self._run = [self._steps.start, checkpoint, repr(attention) if is_dataclass(attention) else type(attention).__name__]
         for part in self._parts:
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise BadInput("state", type(part).__name__, "give what has state_dict and load_state_dict, such as an optimizer")
@@ -245,17 +271,19 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             if not emulated.spikes:
                 return
 
-        def exact(title: str, direction: str, policy: Any) -> Generator[Item, None, Replay]:
-            assert isinstance(kernel.forward, Tiled)
-            forward = replace(kernel.forward, precision=policy) if direction == "forward" else kernel.forward
-            changed = replace(kernel, forward=forward, precision=kernel.precision if direction == "forward" else policy)
-            return self._replay(title, HeadLog(self._model, changed))
+        policies: dict[str, Any] = {"forward": kernel.forward.precision, "backward": kernel.precision}
 
-        for direction, policy in (("forward", kernel.forward.precision), ("backward", kernel.precision)):
-            whole = yield from exact(f"exact {direction} pass", direction, policy.golden())
+        def exact(title: str, **changed: Any) -> Generator[Item, None, Replay]:
+            assert isinstance(kernel.forward, Tiled)
+            forward, backward = (policies | changed).values()
+            attention = replace(kernel, forward=replace(kernel.forward, precision=forward), precision=backward)
+            return self._replay(title, HeadLog(self._model, attention))
+
+        for direction, policy in policies.items():
+            whole = yield from exact(f"exact {direction} pass", **{direction: policy.golden()})
             for name, text in policy.steps().items() if not whole.spikes else ():
                 if (step := policy.with_step(**{name: FP64})) != policy:
-                    yield from exact(f"{STEP}{name} of the {direction} pass, else in {text}", direction, step)
+                    yield from exact(f"{STEP}{name} of the {direction} pass, else in {text}", **{direction: step})
 
     def _replay(self, title: str, log: HeadLog, *, nudged: bool = False) -> Generator[Item, None, Replay]:
         """The steps again from the first checkpoint that is kept."""
@@ -279,16 +307,14 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     def _emulation(self, log: HeadLog) -> TiledBackward:
         """Tiled attention with the formats of what the model runs on, in its tiles where they are known."""
-        attention, call = self._attention, log.call
+        attention, tiling, (shape, fmt, mask) = self._attention, Tiling(64, 64), log.last
         if isinstance(attention, TiledBackward) and isinstance(attention.forward, Tiled):
             return attention
-        assert call is not None
-        fmt, tiling = format_of(call.q.dtype), Tiling(64, 64)
         forward, backward = Precision.kernel(fmt), BackwardPrecision.kernel(fmt)
         if isinstance(attention, Backward):
             forward, backward = policy_of(attention.primal), attention.precision
             with suppress(BadInput):
-                return gradients_emulation_of(attention, log.shape, call.mask)
+                return gradients_emulation_of(attention, shape, mask)
         return TiledBackward(Tiled(forward, tiling, count=False), backward, tiling, count=False)
 
     def _keep(self, number: int) -> None:
@@ -312,16 +338,16 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     def _saved(self) -> bytes:
         """Everything that the next step depends on, and the losses so far."""
-        attention = repr(self._attention) if is_dataclass(self._attention) else type(self._attention).__name__
-        rest = {"run": [self._steps.start, self._interval, attention], "losses": self._losses}
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
-        buffer = io.BytesIO()
-        torch.save({"parts": [part.state_dict() for part in self._parts], "random": random, **rest}, buffer)
+        parts, buffer = [part.state_dict() for part in self._parts], io.BytesIO()
+        torch.save({"parts": parts, "random": random, "run": self._run, "losses": self._losses}, buffer)
         return buffer.getvalue()
 
-    def _restore(self, data: bytes) -> None:
+    def _restore(self, data: bytes) -> dict[str, Any]:
         """Go back to what was saved."""
         saved = self._loaded(data)
+        if saved["run"] != self._run:
+            raise self._refused("it holds a run with other steps, checkpoints or attention")
         try:
             for part, state in zip(self._parts, saved["parts"], strict=True):
                 part.load_state_dict(state)
@@ -331,6 +357,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         torch.set_rng_state(saved["random"][0])
         if torch.cuda.is_available():
             torch.cuda.set_rng_state_all(saved["random"][1:])
+        return saved
 
     def _loaded(self, data: bytes) -> dict[str, Any]:
         try:
@@ -347,11 +374,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             own[step].unlink()
         if not common:
             return self._steps.start
-        saved, now = (self._loaded(data) for data in (own[min(common)].read_bytes(), self._saved()))
-        if saved["run"] != now["run"]:
-            raise self._refused("it holds a run with other steps, checkpoints or attention")
-        self._restore(own[min(common)].read_bytes())
-        self._losses = saved["losses"]
+        self._losses = self._restore(own[min(common)].read_bytes())["losses"]
         warnings.warn(f"doctor: goes on from step {min(common)} of {self.folder}", stacklevel=4)
         return min(common)
 
@@ -423,3 +446,164 @@ def judged(replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, A
     if EMULATED in others and others[EMULATED].spikes is False:
         step = "Its tiled emulation does not spike, so that no step is named"
     return "attention", f"{place[0].upper()}{place[1:]}: {stays}. {step}."
+
+
+class HeadLog(Recorder):
+    """Answers calls by an attention, or lets them go on, and keeps the figures of some heads in some steps.
+
+    It looks in `every` so many steps (0: never) at so many KV `heads` of a layer in turn (None: all). Attention of the head
+    `exact` is exact. `of_step` holds what is known of a step itself, and `last` is of the last call that was looked at.
+    """
+
+    def __init__(
+        self, model: nn.Module, attention: Variant | None, every: int = 0, heads: int | None = None, exact: Place | None = None
+    ) -> None:
+        super().__init__(model, read_masks=True)
+        self._attention = None if attention is None else trainable(attention)
+        primal = attention.primal if isinstance(attention, (Backward, ForwardAlone)) else None
+        self._policy = None if primal is None else policy_of(primal)
+        self._every, self._heads, self._exact = every, heads, exact
+        self._looks: list[_Look] = []
+        self._figures: list[tuple[list[_Look], Tensor]] = []
+        self.of_step: dict[int, dict[str, float]] = {}
+        self.last: tuple[Shape, Format, Mask]
+
+    @property
+    def looks_now(self) -> bool:
+        """Whether figures of this step are kept."""
+        return self._every > 0 and self._step % self._every == 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the calls of this step go on by themselves."""
+        return self._attention is None and self._exact is None and not self.looks_now
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """See `Interception`, which costs some microseconds for each operation of a model."""
+        with nullcontext() if self.is_idle else super().active():
+            yield
+
+    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+        """See `Interception`."""
+        number, layer = self._call()
+        replaces = self._exact is not None and self._exact[:2] == (layer, number)
+        if self._attention is None and not self.looks_now and not replaces:
+            return onward()
+        call = Call.of(arguments, self._reader)
+        if self._attention is None:  # its dQ is that of the model's q, which nothing else is made of
+            q, out = arguments.query, onward().reshape(*call.q.shape[:3], call.v.shape[-1])
+        else:
+            q = call.q.view_as(call.q)  # a node of its own, whose gradient is dQ of this call alone
+            out = self._attention.attend(q, call.k, call.v, call.mask, call.scale)
+        if self.looks_now:
+            self._look(call, q, out, {"step": self._step, "layer": layer, "call": number})
+        if replaces and self._exact is not None:
+            exact = ExactBackward().attend(call.q, call.k, call.v, call.mask, call.scale)
+            chosen = torch.arange(exact.shape[1], device=exact.device) == self._exact[2]
+            out = torch.where(chosen[:, None, None], exact, out)
+        return call.shaped(out)
+
+    def _look(self, call: Call, q: Tensor, out: Tensor, place: dict[str, Any]) -> None:
+        """Keep what the figures of some heads of a call are made of."""
+        (batch, heads, queries, dim), (_, kv_heads, keys, _) = call.q.shape, call.k.shape
+        self.last = Shape(batch, heads, kv_heads, queries, keys, dim), format_of(call.q.dtype), call.mask
+        group, count = heads // kv_heads, min(self._heads or kv_heads, kv_heads)
+        first = min(self._step // self._every * count % kv_heads, kv_heads - count)
+        own = slice(first * group, (first + count) * group)
+
+        def of_q(x: Tensor) -> Tensor:  # is held by the graph, so it holds no tensor of the graph
+            return x.detach().reshape(batch, heads, queries, x.shape[-1])[:, own].clone()
+
+        tensors = {"q": of_q(call.q), "out": of_q(out)}
+        tensors |= {name: x.detach()[:, first : first + count].clone() for name, x in (("k", call.k), ("v", call.v))}
+        mask = call.mask.of_heads(own.start, own.stop)
+        self._looks.append(_Look(place, own.start, mask, softmax_scale(call.q, call.scale), tensors))
+        if out.requires_grad and q.requires_grad:
+            out.register_hook(lambda do: tensors.__setitem__("do", of_q(do)))
+            q.register_hook(lambda dq: tensors.__setitem__("dq", of_q(dq)))
+
+    def _write(self) -> None:
+        """Have the heads that were looked at computed exactly, and their errors reduced, on the device."""
+        looks, self._looks, alike = self._looks, [], defaultdict[Hashable, list[_Look]](list)
+        for look in looks:
+            alike[look.kind].append(look)
+        for same in alike.values():
+            scores = math.prod(same[0].tensors["q"].shape[:3]) * same[0].tensors["k"].shape[2]
+            at_once = max(_AT_ONCE // scores, 1)
+            for first in range(0, len(same), at_once):
+                some = same[first : first + at_once]
+                self._figures.append((some, self._compared(some)))
+
+    @torch.no_grad()
+    def _compared(self, looks: list[_Look]) -> Tensor:
+        """`[figures, heads]` of calls of one kind, one after the other: the heads of one call."""
+        tensors = {name: torch.cat([look.tensors[name] for look in looks], 1) for name in looks[0].tensors}
+        q, k, v, out = (tensors[name] for name in ("q", "k", "v", "out"))
+        policy = self._policy or Precision.kernel(format_of(q.dtype))
+        with uncast(q):
+            exact = ExactCall((q, k, v), looks[0].mask, looks[0].scale)
+            is_rounded = policy.inputs == Cast(format_of(q.dtype))
+            s = exact.scores(*((q, k) if is_rounded else policy.round_inputs(q, k, v)[:2]), policy)
+            logits, count = exact.without(s, 0.0).double(), _of_heads(exact.without(torch.ones_like(s), 0.0), torch.sum)
+            mean, square = (_of_heads(x, torch.sum) / count for x in (logits, logits.square()))
+            figures = {
+                "largest_logit": _of_heads(logits.abs(), torch.amax),
+                "logit_std": (square - mean.square()).clamp(0).sqrt(),
+                "saturated": _of_heads((exact.p.amax(-1, keepdim=True) > 1 - policy.format.u / 2).double()),
+                "tied": _of_heads(exact.tied(s)[..., None].double()),
+            }
+            outputs = {"out": (exact.out, exact.grouped(out).sub(exact.out))}
+            if "dq" in tensors:
+                exact.take(tensors["do"])
+                outputs["dq"] = exact.dq, exact.grouped(tensors["dq"]).sub(exact.dq)
+        for name, pair in outputs.items():
+            figures |= {f"{name}_{one}": _of_heads(x.square()).sqrt() for one, x in zip(("size", "rmse"), pair, strict=True)}
+        errors = [error for _, error in outputs.values()]
+        same = len({error.shape for error in errors}) == 1
+        ranks = _ranks(torch.stack(errors)) if same else [_ranks(error[None])[0] for error in errors]
+        figures |= {f"{name}_rank": rank for name, rank in zip(outputs, ranks, strict=True)}
+        unknown = torch.full_like(figures["out_size"], math.nan)
+        return torch.stack([figures.get(name, unknown) for name in FIGURES])
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One for each step, call and head since the last time; waits for the device."""
+        self._write()
+        figures, self._figures, rows = self._figures, [], list[dict[str, Any]]()
+        for looks, values in figures:
+            for look, of_look in zip(looks, values.unflatten(1, (len(looks), -1)).unbind(1), strict=True):
+                for head, column in enumerate(of_look.T.tolist(), look.first):
+                    step = self.of_step.get(look.place["step"], {})
+                    rows.append({**look.place, "head": head, **step, **dict(zip(FIGURES, column, strict=True))})
+        return sorted(rows, key=lambda row: (row["step"], row["call"], row["head"]))
+
+
+@dataclass(frozen=True, eq=False)
+class _Look:
+    """Some heads of a call, from number `first` on: copies of its q, k, v and out, later of do and dq."""
+
+    place: dict[str, Any]
+    first: int
+    mask: Mask
+    scale: float
+    tensors: dict[str, Tensor]
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for calls that can be computed as heads of one: only a bias of each head may differ from one to the other."""
+        own = id(self) if self.mask.bias is not None and self.mask.bias.values.shape[1] > 1 else None
+        return self.mask, self.scale, own, *((name, x.shape, x.dtype) for name, x in self.tensors.items())
+
+
+def _ranks(errors: Tensor) -> Tensor:
+    """Stable ranks of `[outputs, batch, kv_heads, group, rows, dim]`, the mean over the batch: `[outputs, heads]`."""
+    matrices = errors.flatten(0, 3)
+    energy = matrices.square().sum((-2, -1))
+    usable = energy.isfinite() & (energy > 0)  # anything else has no eigenvalues, or no direction
+    top, _ = largest_singular(matrices.masked_fill(~usable[:, None, None], 0.0))
+    return torch.where(usable, energy / top, math.nan).view(errors.shape[:4]).mean(1).flatten(1)
+
+
+def _of_heads(x: Tensor, reduce: Callable[..., Tensor] = torch.mean) -> Tensor:
+    """Of `[batch, kv_heads, group, rows, any]` one number for each head."""
+    return reduce(x, (0, 3, 4)).flatten()

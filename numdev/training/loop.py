@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,8 @@ from torch import Tensor
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.results.record import Within, write_atomically
 from numdev.training.attend import Trainable, attend
-from numdev.training.run import Run, deterministic
+from numdev.training.run import Run, State, checksum, deterministic
 from numdev.training.rung import Restart
-from numdev.training.state import State, checksum
 from numdev.training.tasks import Batch
 from numdev.training.watch import Noise, Watch, Watched
 
@@ -100,9 +99,8 @@ class Training:
     def _begin(self, restart: Restart) -> None:
         """A new model, in the state of the last checkpoint less what a restart loses, or in the initial one."""
         self._state, self._is_new = State(self._run, self._device, self._seen, self._watch), True
-        saved = self._trained.resume()
-        if saved is not None:
-            self._state.restore(_RESTARTED[restart](saved) if restart in _RESTARTED else saved)
+        if (saved := self._trained.resume()) is not None:
+            self._state.restore(left(saved, restart))
         for torn in self._trained.folder.glob(".*.tmp"):  # of a process that was killed while it wrote
             torn.unlink(missing_ok=True)
         if self._trained.done == 0:
@@ -163,19 +161,16 @@ class Training:
         return trained
 
 
-def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state whose weights and moments went through BF16."""
-    lossy = ("weight/", "mean/", "square/")
-    return {name: x.to(torch.bfloat16).to(x.dtype) if name.startswith(lossy) else x for name, x in state.items()}
+_LOST: dict[Restart, tuple[tuple[str, ...], Callable[[Tensor], Tensor]]] = {
+    Restart.LOSSY: (("weight/", "mean/", "square/"), lambda x: x.to(torch.bfloat16).to(x.dtype)),
+    Restart.WEIGHTS_ONLY: (("mean/", "square/", "updates/"), torch.zeros_like),
+}
 
 
-def without_moments(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A state whose optimizer starts anew."""
-    lost = ("mean/", "square/", "updates/")
-    return {name: torch.zeros_like(x) if name.startswith(lost) else x for name, x in state.items()}
-
-
-_RESTARTED = {Restart.LOSSY: rounded, Restart.WEIGHTS_ONLY: without_moments}  # what is left of a state
+def left(state: dict[str, Tensor], restart: Restart) -> dict[str, Tensor]:
+    """What a restart leaves of a state: weights and moments in BF16, or an optimizer that starts anew."""
+    names, changed = _LOST.get(restart, ((), torch.clone))
+    return {name: changed(x) if name.startswith(names) else x for name, x in state.items()}
 
 
 class Damaged(NumdevError):
@@ -275,7 +270,7 @@ class Trained:
             seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
 
     def weights(self, step: int, *, buffers: bool = False) -> dict[str, Tensor]:
-        """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.state.model_of` takes.
+        """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.run.model_of` takes.
 
         Raises:
             BadInput: where it has none.

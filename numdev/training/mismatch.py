@@ -47,9 +47,8 @@ from numdev.results.record import Column, Record, Use
 from numdev.settings import declared, held, setting
 from numdev.training import models
 from numdev.training.attend import ForwardAlone, attend, trainable
-from numdev.training.run import Run, deterministic
+from numdev.training.run import Run, deterministic, model_of
 from numdev.training.rung import Numerics, Rung
-from numdev.training.state import model_of
 from numdev.training.tasks import Language
 from numdev.training.weights import finished
 

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
+
+
+Tokens: TypeAlias = Float[Tensor, "batch tokens width"]
 
 
 class RootMeanSquare(nn.RMSNorm):
@@ -39,9 +43,7 @@ class Attention(nn.Module):
         self.q_norm = RootMeanSquare(width // heads) if qk_norm else nn.Identity()
         self.k_norm = RootMeanSquare(width // heads) if qk_norm else nn.Identity()
 
-    def forward(
-        self, x: Float[Tensor, "batch tokens width"], context: Float[Tensor, "batch keys other"] | None = None
-    ) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, x: Tokens, context: Float[Tensor, "batch keys other"] | None = None) -> Tokens:
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(x if context is None else context).unflatten(-1, (2, self.heads, -1)).transpose(1, 3).unbind(2)
         out = functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, is_causal=self.causal)
@@ -99,7 +101,7 @@ class DeltaRule(nn.Module):
         self.gates = nn.Linear(width, 2 * heads)
         nn.init.constant_(self.gates.bias[:heads], 3.0)  # a_t = 0.95: the state lasts
 
-    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, x: Tokens) -> Tokens:
         q, k, v = _wide(self.qkv(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).flatten(1, 2)
         g, beta = _wide(self.gates(x)).unflatten(-1, (2, self.heads)).permute(2, 0, 3, 1).flatten(1, 2)
         o = scan(functional.normalize(q, dim=-1), functional.normalize(k, dim=-1), v, functional.logsigmoid(g), beta.sigmoid())
@@ -116,7 +118,7 @@ class Experts(nn.Module):
         self.router = nn.Parameter(torch.randn(experts, width) / math.sqrt(width))
         self.experts = nn.ModuleList(_mlp(width, 2) for _ in range(experts))
 
-    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, x: Tokens) -> Tokens:
         tokens, weights = x.flatten(0, -2), route(x, self.router, self.CHOSEN).flatten(0, -2)
         out = torch.zeros_like(tokens)
         for weight, expert in zip(weights.unbind(-1), self.experts, strict=True):
@@ -147,7 +149,7 @@ class LanguageModel(nn.Module):
         self.out = nn.Linear(width, vocabulary, bias=False)
         nn.init.zeros_(self.out.weight)
 
-    def hidden(self, tokens: Int[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens width"]:
+    def hidden(self, tokens: Int[Tensor, "batch tokens"]) -> Tokens:
         """The input of the head."""
         x = self.tokens(tokens) + self.places[: tokens.shape[1]]
         for block in self.blocks:
@@ -166,7 +168,7 @@ class _CausalBlock(nn.Module):
         self.attention = Attention(width, heads, qk_norm=qk_norm, causal=True)
         self.mlp = _mlp(width)
 
-    def forward(self, x: Float[Tensor, "batch tokens width"]) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, x: Tokens) -> Tokens:
         x = x + self.attention(self.attention_norm(x))
         return x + self.mlp(self.mlp_norm(x))
 
@@ -177,6 +179,8 @@ def next_token_loss(model: nn.Module, tokens: Int[Tensor, "batch tokens"]) -> Fl
     return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
+Pictures: TypeAlias = Float[Tensor, "batch 3 height width"]
+Times: TypeAlias = Float[Tensor, " batch"]
 _WORD = 64  # width of a word's embedding
 _WAVES = 128  # width of the embedding of time
 
@@ -211,25 +215,16 @@ class DiffusionTransformer(nn.Module):
         self.modulation = _zero(nn.Linear(width, 2 * width))
         self.out = _zero(nn.Linear(width, pixels))
 
-    def forward(
-        self,
-        noisy: Float[Tensor, "batch 3 height width"],
-        time: Float[Tensor, " batch"],
-        tokens: Int[Tensor, "batch length"],
-    ) -> Float[Tensor, "batch 3 height width"]:
-        dtype = self.into.weight.dtype
-        x = self.into(functional.pixel_unshuffle(noisy, self.patch).flatten(2).mT.contiguous().to(dtype)) + self.places
+    def forward(self, noisy: Pictures, time: Times, tokens: Int[Tensor, "batch length"]) -> Pictures:
+        dtype, n, p = self.into.weight.dtype, self.across, self.patch
+        x = self.into(functional.pixel_unshuffle(noisy, p).flatten(2).mT.contiguous().to(dtype)) + self.places
         words = self.words(tokens) + self.order
         state = functional.silu(self.time(waves(time).to(dtype)) + self.caption(words.flatten(1)))
         for block in self.blocks:
             x = block(x, words, state)
         shift, scale = self.modulation(state)[:, None].chunk(2, dim=-1)
-        return self._picture(self.out(_normal(x) * (1 + scale) + shift).float())
-
-    def _picture(self, x: Tensor) -> Tensor:
-        """[batch, tokens, 3 patch^2] -> [batch, 3, height, width]."""
-        n, p = self.across, self.patch
-        return x.reshape(-1, n, n, 3, p, p).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, n * p, n * p)
+        x = self.out(_normal(x) * (1 + scale) + shift).float().reshape(-1, n, n, 3, p, p)
+        return x.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, n * p, n * p)
 
 
 class Block(nn.Module):
@@ -243,19 +238,14 @@ class Block(nn.Module):
         _zero(self.cross.out)
         self.mlp = _mlp(width)
 
-    def forward(
-        self,
-        x: Float[Tensor, "batch tokens width"],
-        words: Float[Tensor, "batch length word"],
-        state: Float[Tensor, "batch width"],
-    ) -> Float[Tensor, "batch tokens width"]:
+    def forward(self, x: Tokens, words: Float[Tensor, "batch length word"], state: Float[Tensor, "batch width"]) -> Tokens:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(state)[:, None].chunk(6, dim=-1)
         x = x + gate * self.attention(_normal(x) * (1 + scale) + shift)
         x = x + self.cross(_normal(x), words)
         return x + mlp_gate * self.mlp(_normal(x) * (1 + mlp_scale) + mlp_shift)
 
 
-def waves(time: Float[Tensor, " batch"]) -> Float[Tensor, "batch waves"]:
+def waves(time: Times) -> Float[Tensor, "batch waves"]:
     """cos and sin of 1000 t at frequencies from 1 to 1 / 10,000, as the positions of Vaswani et al. 2017, section 3.5; FP32."""
     half = _WAVES // 2
     steps = torch.arange(half, device=time.device, dtype=torch.float32)
@@ -292,10 +282,7 @@ Prediction = Callable[[Tensor, Tensor], Tensor]
 
 
 def flow_loss(
-    picture_of: Prediction,
-    noise: Float32[Tensor, "batch ..."],
-    picture: Float32[Tensor, "batch ..."],
-    time: Float32[Tensor, " batch"],
+    picture_of: Prediction, noise: Float32[Tensor, "batch ..."], picture: Float32[Tensor, "batch ..."], time: Times
 ) -> Float32[Tensor, ""]:
     """Mean of (1 - t)^2 || (X_1 - X_0) - v(X_t, t) ||^2, which is that of || X_1 - f(X_t, t) ||^2; FP32.
 

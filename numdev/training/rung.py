@@ -51,7 +51,7 @@ class Rung:
     """How a run differs: its attention, its formats, its seeds, or one of the controls.
 
     `attention` computes attention, forward and backward (`numdev.attention.base.Backward`). `ulp` moves the weight that
-    `numdev.training.state.moved` names. A later rounding may take the move back: of the weight to BF16 under autocast, or of its
+    `numdev.training.run.moved` names. A later rounding may take the move back: of the weight to BF16 under autocast, or of its
     first updates. Then the weights of the run are those of the reference again, which says nothing of chaos; 65,536 is one last
     place of BF16. `order` is explained in `Run.batches`, `watch` and `noise` in `numdev.training.watch`.
     Raises BadInput, also for an attention that does not compute in the format of the run.

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from filelock import FileLock, Timeout
@@ -29,10 +29,9 @@ from numdev.results.record import Column, Use, write_atomically
 from numdev.settings import declared
 from numdev.training.data import Text
 from numdev.training.loop import Trained, train
-from numdev.training.run import Run, deterministic
+from numdev.training.run import Run, deterministic, model_of
 from numdev.training.rung import Rung
 from numdev.training.scenes import Scenes
-from numdev.training.state import model_of
 from numdev.training.tasks import Language, Task, TextToImage
 from numdev.training.watch import FIGURES
 
@@ -55,12 +54,10 @@ while both still resemble a common start. `change_cosine` sees whether both lear
 """
 
 
-def weight_deviation(
-    weights: Float[Tensor, "*shape"],
-    reference: Float[Tensor, "*shape"],
-    start: Float[Tensor, "*shape"],
-    reference_start: Float[Tensor, "*shape"],
-) -> dict[str, float]:
+Weights: TypeAlias = Float[Tensor, "*shape"]
+
+
+def weight_deviation(weights: Weights, reference: Weights, start: Weights, reference_start: Weights) -> dict[str, float]:
     """`METRICS` of two tensors with their initial values, on their device, in FP64; NaN where one is not finite.
 
     Raises BadInput for a tensor without elements.

@@ -21,7 +21,7 @@ import numdev as nd
 from numdev.arithmetic.formats import BF16
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.doctor import AGAIN, ALONE, EMULATED, EXACT, NUDGED, RUN, STEP, Replay, judged, replay_limit, worst_heads
-from numdev.training.heads import FIGURES
+from numdev.training.doctor import FIGURES
 from tests.training.spiking import AT, CASES, STEPS, Case, heavy_first_key, kernel, nothing
 
 STAYS = r": with exact attention the loss stays at 0\.\S+, not \S+\. One exact step is enough: "

@@ -15,7 +15,7 @@ from numdev.arithmetic.formats import BF16
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
-from numdev.training.heads import FIGURES, HeadLog
+from numdev.training.doctor import FIGURES, HeadLog
 from tests.cases import Inputs, draw_all, on
 
 TILES, CAUSAL, HEADS = nd.Tiling(4, 4), nd.Mask(causal=True), 4
@@ -155,7 +155,7 @@ def test_calls_that_are_computed_at_once_have_the_figures_of_each_alone(inputs: 
     of_heads, of_all = (torch.randn(1, heads, 6, 6, generator=generator).bfloat16() for heads in (HEADS, 1))
     biases = [None, of_all, of_heads, None, of_all, of_heads + 1]
     at_once = deep(HeadLog(MODEL, None, every=1), inputs, biases)
-    monkeypatch.setattr("numdev.training.heads._AT_ONCE", 1)
+    monkeypatch.setattr("numdev.training.doctor._AT_ONCE", 1)
     alone = deep(HeadLog(MODEL, None, every=1), inputs, biases)
     assert [(row["call"], row["head"]) for row in at_once] == [(call, head) for call in range(6) for head in range(HEADS)]
     assert len({str(row) for row in alone}) == 6 * HEADS

@@ -19,7 +19,7 @@ from numdev.training import loop
 from numdev.training.loop import train
 from numdev.training.run import Run
 from numdev.training.rung import Numerics, Restart, Rung
-from numdev.training.state import State, checksum
+from numdev.training.run import State, checksum
 from tests.training.toy import CPU, Toy, toy, trained
 
 

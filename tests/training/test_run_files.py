@@ -25,7 +25,7 @@ from numdev.training.loop import train
 from numdev.training.run import Run
 from numdev.training.loop import Damaged, Trained, rounded, sealed, without_moments
 from numdev.training.rung import Numerics, Restart
-from numdev.training.state import checksum, model_of
+from numdev.training.run import checksum, model_of
 from tests.training.toy import CPU, toy, trained
 
 

@@ -12,7 +12,7 @@ from numdev.errors import BadInput
 from numdev.training import state as state_module
 from numdev.training.attend import CallCounts
 from numdev.training.rung import Numerics
-from numdev.training.state import LossScale, State, checksum, initial, moved
+from numdev.training.run import LossScale, State, checksum, initial, moved
 from tests.training.toy import CPU, Toy, toy, trained
 
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -201,47 +201,44 @@ class ForwardAlone:
 Inputs = tuple[Tensor, ...]
 
 
-class Answer(ABC):
-    """One call that implementations compute beside each other, each on leaves of its own: O, and then, once, its gradients."""
+class Beside(ABC):
+    """One call that implementations compute beside each other, each on leaves of its own; `result` is what the model gets."""
 
-    def __init__(self, mask: Mask, scale: float | None) -> None:
-        self.how: Any = (mask, scale)
-        self.leaves, self._outs = dict[str, Inputs](), dict[str, Tensor]()
+    def __init__(self, attentions: Mapping[str, Any], mask: Mask, scale: float | None) -> None:
+        self.attentions, self.how = attentions, (mask, scale)
+        self.leaves, self.outs = dict[str, Inputs](), dict[str, Tensor]()
+
+    def leaf(self, name: str, x: Tensor) -> Tensor:
+        """q, k or v as an implementation takes it."""
+        return x.detach().requires_grad_()
 
     @abstractmethod
-    def forward(self, inputs: Inputs) -> Tensor: ...
-    @abstractmethod
-    def backward(self, do: Tensor) -> Inputs: ...
+    def result(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+        """What is made of the O of each; with dO, of the gradients of each that records them."""
 
-    def of(self, *inputs: Tensor) -> Tensor:
-        """O of q, k and v, whose gradients are those of the answer."""
-        result: Tensor = _Answered.apply(*inputs, self)  # type: ignore[no-untyped-call]
-        return result
-
-    def compute(self, name: str, attention: Any, inputs: Inputs, *, records: bool = True) -> Tensor:
-        """O of an implementation."""
-        self.leaves[name] = tuple(x.detach().requires_grad_(records) for x in inputs)
-        with torch.set_grad_enabled(records):
-            self._outs[name] = attention.attend(*self.leaves[name], *self.how)
-        return self._outs[name].detach()
-
-    def gradients(self, do: Tensor) -> dict[str, Inputs]:
-        """Those of each implementation that was recorded."""
-        recorded = {name: out for name, out in self._outs.items() if out.requires_grad}
-        grad = torch.autograd.grad
-        return {name: grad(x, self.leaves[name], do.to(x.dtype), retain_graph=True) for name, x in recorded.items()}
+    def out(self, *inputs: Tensor) -> Tensor:
+        """O of q, k and v, whose gradients can be computed once."""
+        out: Tensor = _Beside.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        return out
 
 
-class _Answered(torch.autograd.Function):
+class _Beside(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, answer: Answer) -> Tensor:
-        ctx.answer = answer
-        return answer.forward((q, k, v))
+    def forward(ctx: Any, call: Beside, *inputs: Tensor) -> Tensor:
+        ctx.call = call
+        for name, attention in call.attentions.items():
+            call.leaves[name] = tuple(call.leaf(name, x) for x in inputs)
+            with torch.enable_grad():
+                call.outs[name] = attention.attend(*call.leaves[name], *call.how)
+        return call.result({name: (out.detach(),) for name, out in call.outs.items()}, None)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
-        return *ctx.answer.backward(do), None
+        call, grad = ctx.call, torch.autograd.grad
+        recorded = {name: out for name, out in call.outs.items() if out.requires_grad}
+        results = {name: grad(x, call.leaves[name], do.to(x.dtype), retain_graph=True) for name, x in recorded.items()}
+        return None, *call.result(results, do)
 
 
 def callers(kind: type) -> Iterator[Any]:

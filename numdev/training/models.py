@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-
 Tokens: TypeAlias = Float[Tensor, "batch tokens width"]
 
 

@@ -7,26 +7,24 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from numdev.arithmetic.formats import BF16, FP16, FP32, FP64, Format
+from numdev.arithmetic.formats import Format, format_of
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.record import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import Answer, ForwardAlone, Inputs, Interception, Variant, callers, trainable
+from numdev.training.attend import Beside, ForwardAlone, Inputs, Interception, Variant, callers, trainable
 from numdev.training.call import Arguments, Call
 
 Heads = list[list[Sample]]
-Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
 _GRADIENTS = ("dq", "dk", "dv")
-_MODEL = {fmt.dtype: fmt for fmt in (FP64, FP32, FP16, BF16)}
 _WHOLE = "model"  # the name of a model that calls attention itself, and of what runs outside of it
 
 
@@ -44,7 +42,7 @@ class Recorder(Interception):
         self._entered: list[ExitStack] = []
         self._step = self._calls = 0
 
-    def __enter__(self: Kind) -> Kind:
+    def __enter__(self) -> Self:
         if self._calls:
             self.step()
         self._entered.append(ExitStack())
@@ -135,43 +133,40 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         """See `Interception`."""
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
-        beside = _Beside(self, call, {"step": self._step, "call": number, "layer": layer})
-        return call.shaped(beside.of(call.q, call.k, call.v))
+        compared = _Compared(self, call, {"step": self._step, "call": number, "layer": layer})
+        return call.shaped(compared.out(call.q, call.k, call.v))
 
 
-class _Beside(Answer):
+class _Compared(Beside):
     """One call: the reference's result for the model, and the variants' beside it."""
 
     def __init__(self, log: shadow, call: Call, place: dict[str, Any]) -> None:
-        super().__init__(call.mask, call.scale)
+        super().__init__(log.subjects, call.mask, call.scale)
         self._log, self._place = log, place
         self._records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """O of the reference, in the dtype of the model."""
-        wide, outs = tuple(x.detach().double() for x in inputs), dict[str, Inputs]()
-        for name, subject in self._log.subjects.items():
-            records = self._records and (name == REFERENCE or not isinstance(subject, ForwardAlone))
-            own = inputs if name == REFERENCE else wide  # gives a variant's result its own format, and not the model's
-            outs[name] = (self.compute(name, subject, own, records=records),)
-        self._record("forward", ("out",), outs, wide)
-        return outs[REFERENCE][0]
+    def leaf(self, name: str, x: Tensor) -> Tensor:
+        """A variant takes FP64, which gives its result its own format, and not the model's."""
+        if name == REFERENCE:
+            return x.detach().requires_grad_(self._records)
+        return x.detach().double().requires_grad_(self._records and not isinstance(self.attentions[name], ForwardAlone))
 
-    def backward(self, do: Tensor) -> Inputs:
-        """The gradients of the reference, in the dtype of the model."""
-        gradients = self.gradients(do)
-        self._record("backward", _GRADIENTS, gradients, tuple(x.detach().double() for x in (*self.leaves[REFERENCE], do)))
-        return gradients[REFERENCE]
+    def result(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+        """Those of the reference, in the dtype of the model."""
+        inputs = self.leaves[REFERENCE] if do is None else (*self.leaves[REFERENCE], do)
+        self._record(results, tuple(x.detach().double() for x in inputs))
+        return results[REFERENCE]
 
-    def _record(self, direction: str, outputs: tuple[str, ...], results: Mapping[str, Inputs], wide: Inputs) -> None:
+    def _record(self, results: Mapping[str, Inputs], wide: Inputs) -> None:
         """A row for each subject, reference, output and head; `wide` are the inputs in FP64."""
+        direction, outputs = ("forward", ("out",)) if len(wide) == 3 else ("backward", _GRADIENTS)
         golden, values = self._golden(wide), {name: _heads(own) for name, own in results.items()}
         for name, own in values.items():
             subject = self._log.subjects[name]
             rounds = subject.primal if direction == "forward" else subject
             formats: list[Format] = [rounds.formats[output] for output in outputs]
             if name == REFERENCE:  # its results are in the model's dtype: the coarser of the two formats
-                model = _MODEL[self.leaves[name][0].dtype]
+                model = format_of(self.leaves[name][0].dtype)
                 formats = [max(fmt, model, key=lambda one: one.u) for fmt in formats]
             rounded = rounds.round_inputs(*wide)
             same = all(torch.equal(a.double(), b) for a, b in zip(rounded, wide, strict=True))

@@ -10,6 +10,7 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,7 +24,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.attend import Answer, Inputs
+from numdev.training.attend import Beside, Inputs
 
 FIGURES = {
     "largest_logit": ("", "largest |scale q k| of a step, in the format of S"),
@@ -196,7 +197,7 @@ class Noise:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """See `numdev.training.attend.Trainable`."""
-        return _Noisy(self, mask, scale).of(q, k, v)
+        return _Noisy(self, mask, scale).out(q, k, v)
 
     def mixed(self, plain: Tensor, other: Tensor, random: torch.Generator) -> Tensor:
         """Plain values with random errors of the size of their difference from others, in their dtype."""
@@ -206,22 +207,17 @@ class Noise:
         return rounded_once(plain.double() + factor * error, plain.dtype)
 
 
-class _Noisy(Answer):
+class _Noisy(Beside):
     """One call."""
 
     def __init__(self, noise: Noise, mask: Mask, scale: float | None) -> None:
-        super().__init__(mask, scale)
+        super().__init__({"plain": VanillaBackward(noise.attention.format), "other": noise.attention}, mask, scale)
         self._noise = noise
 
-    def forward(self, inputs: Inputs) -> Tensor:
-        """O of plain attention, with errors."""
-        plain = self.compute("plain", VanillaBackward(self._noise.attention.format), inputs)
-        return self._noise.mixed(plain, self.compute("other", self._noise.attention, inputs), _random(plain))
-
-    def backward(self, do: Tensor) -> Inputs:
-        """The gradients of plain attention, with errors."""
-        random, of = _random(do), self.gradients(do)
-        return tuple(self._noise.mixed(x, y, random) for x, y in zip(of["plain"], of["other"], strict=True))
+    def result(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+        """Those of plain attention, with errors."""
+        random = _random(results["plain"][0] if do is None else do)
+        return tuple(self._noise.mixed(*pair, random) for pair in zip(results["plain"], results["other"], strict=True))
 
 
 def _random(x: Tensor) -> torch.Generator:

@@ -161,8 +161,7 @@ class Exchange(Interception):
         self._variant = trainable(variant)
         self._reader.learns = isinstance(variant, Backward) and variant.learns
 
-    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
-        """See `Interception`."""
+    def answer(self, arguments: Arguments, *_: Any) -> Tensor:
         call = Call.of(arguments, self._reader)
         return call.shaped(self._variant.attend(call.q, call.k, call.v, call.mask, call.scale))
 
@@ -290,7 +289,11 @@ def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
     """The answer to a call of torch's function, without the mode below, which takes microseconds for each operation in it."""
     with _answering(()), torch._C.DisableTorchFunction():
         if not stack:
-            return _softcapped(Arguments(*args, **kwargs)) if "softcap" in kwargs else _PATCH.beneath(*args, **kwargs)
+            if "softcap" not in kwargs:
+                return _PATCH.beneath(*args, **kwargs)
+            arguments = Arguments(*args, **kwargs).cast()
+            plain = VanillaBackward(format_of(arguments.query.dtype))
+            return Exchange(plain, read_masks=True, dropout=True).answer(arguments)
         top = stack[-1]
         top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
@@ -320,11 +323,6 @@ def softcapped_attention(
     return _uncompiled((query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), {"softcap": softcap}, _stack())
 
 
-def _softcapped(arguments: Arguments) -> Tensor:
-    call = Call.of(arguments, MaskReader(waits=True, drops=True))
-    return call.shaped(VanillaBackward(format_of(call.q.dtype)).attend(call.q, call.k, call.v, call.mask, call.scale))
-
-
 def _uncompiled(args: Any, kwargs: Any, stack: Stack) -> Tensor:
     """`_ask`, which torch.compile takes into no graph: a compiler fuses operations, and loses the roundings between them."""
     if "torch._dynamo" not in sys.modules:  # nobody compiles, and importing it takes seconds
@@ -334,9 +332,7 @@ def _uncompiled(args: Any, kwargs: Any, stack: Stack) -> Tensor:
     return _eagerly()(args, kwargs, stack)
 
 
-@lru_cache(maxsize=1)
-def _eagerly() -> Callable[[Any, Any, Stack], Tensor]:
-    return torch.compiler.disable(_ask, reason=_COMPILED)  # takes a while
+_eagerly = lru_cache(maxsize=1)(lambda: torch.compiler.disable(_ask, reason=_COMPILED))  # takes a while
 
 
 class _Mode(TorchFunctionMode):

@@ -485,7 +485,6 @@ class HeadLog(Recorder):
             yield
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
-        """See `Interception`."""
         number, layer = self._call()
         replaces = self._exact is not None and self._exact[:2] == (layer, number)
         if self._attention is None and not self.looks_now and not replaces:

@@ -79,7 +79,7 @@ class Training:
         self._saved_at = time.perf_counter()
 
     def finish(self) -> Trained:
-        """Do all steps that are left; see `train`."""
+        """Do all steps that are left, and write what they leave; see `train`."""
         rung, watch = self._run.rung, self._watch
         attention: Trainable = rung.attention if watch is None else Watched(rung.attention, watch)
         if rung.noise is not None:
@@ -94,7 +94,16 @@ class Training:
                 self._advance(batch)
                 if self._trained.stopped:
                     break
-        return self._end()
+        trained, state = self._trained, self._state
+        count = trained.done + bool(trained.stopped)
+        trained.losses, trained.gradient_norms = (tuple(x[:count].tolist()) for x in (state.losses, state.norms))
+        trained.watched = tuple(map(tuple, state.watched[:count].tolist()))
+        trained.checksum = checksum(trained.weights(max(trained.snapshots)) if trained.stopped else state.weights())
+        trained.parameters = sum(x.numel() for x in state.parameters.values())
+        trained.captured, trained.calls, trained.missed = state.graph is not None, state.seen.calls, state.seen.missed
+        trained.write()
+        trained.remove_checkpoints()
+        return trained
 
     def _begin(self, restart: Restart) -> None:
         """A new model, in the state of the last checkpoint less what a restart loses, or in the initial one."""
@@ -147,19 +156,6 @@ class Training:
             what = "gradients are" if math.isfinite(float(losses[place])) else "loss is"
             trained.done, trained.stopped = first + place, f"the {what} not finite at step {first + place}"
 
-    def _end(self) -> Trained:
-        """The finished run, which is written."""
-        trained, state = self._trained, self._state
-        count = trained.done + bool(trained.stopped)
-        trained.losses, trained.gradient_norms = (tuple(x[:count].tolist()) for x in (state.losses, state.norms))
-        trained.watched = tuple(map(tuple, state.watched[:count].tolist()))
-        trained.checksum = checksum(trained.weights(max(trained.snapshots)) if trained.stopped else state.weights())
-        trained.parameters = sum(x.numel() for x in state.parameters.values())
-        trained.captured, trained.calls, trained.missed = state.graph is not None, state.seen.calls, state.seen.missed
-        trained.write()
-        trained.remove_checkpoints()
-        return trained
-
 
 _LOST: dict[Restart, tuple[tuple[str, ...], Callable[[Tensor], Tensor]]] = {
     Restart.LOSSY: (("weight/", "mean/", "square/"), lambda x: x.to(torch.bfloat16).to(x.dtype)),
@@ -188,13 +184,13 @@ def sealed(folder: Path, kind: str) -> dict[int, Path]:
     return {int(path.stem.split("-")[1]): path for path in sorted(folder.glob(f"{kind}-{'[0-9]' * 8}.safetensors"))}
 
 
-def unsealed(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def unsealed(path: Path, hint: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and facts of a file; raises Damaged if it is not there, or not whole."""
     try:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, json.loads(file.metadata()["facts"])  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise Damaged(f"{path} is damaged ({error})") from None
+        raise Damaged(f"{path} is damaged ({error}){hint}") from None
 
 
 @dataclass
@@ -279,10 +275,7 @@ class Trained:
         paths = self.snapshots
         if step not in paths:
             raise BadInput("step", step, f"{self.folder} has snapshots of steps {', '.join(map(str, paths)) or 'none'}")
-        try:
-            tensors, facts = unsealed(paths[step])
-        except Damaged as error:
-            raise Damaged(f"{error}; delete it, and the same command trains the run again") from None
+        tensors, facts = unsealed(paths[step], "; delete it, and the same command trains the run again")
         return {name: x for name, x in tensors.items() if buffers or name not in facts["buffers"]}
 
     def write_checkpoint(self, state: State) -> None:

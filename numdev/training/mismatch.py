@@ -46,7 +46,7 @@ from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Column, Record, Use
 from numdev.settings import declared, held, setting
 from numdev.training import models
-from numdev.training.attend import ForwardAlone, attend, trainable
+from numdev.training.attend import ForwardAlone, attend
 from numdev.training.run import Run, deterministic, model_of
 from numdev.training.rung import Numerics, Rung
 from numdev.training.tasks import Language
@@ -78,7 +78,6 @@ class Cached:
     )
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.training.attend.Trainable`."""
         precision = Precision.kernel(self.format)
         if self.cache is not None:
             quantise = {"to": self.cache, "scale": Scale.ROW, "queries": Cast(self.format)}
@@ -113,10 +112,6 @@ class Engine:
         """With some operations as another engine has them."""
         return replace(self, **{name: getattr(other, name) for one in operations for name in EXCHANGED[one]})
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.training.attend.Trainable`: no addition inside of attention is one of the model's."""
-        return trainable(self.attention).attend(q, k, v, mask, scale)
-
     @torch.no_grad()
     def log_probabilities(
         self, model: models.LanguageModel, tokens: Int[Tensor, "sequences tokens"], kept: dict[Any, Any] | None = None
@@ -129,7 +124,7 @@ class Engine:
         kept = {} if kept is None else kept
         headless = replace(self, logprob=None)
         if headless not in kept:
-            with attend(self) as seen, _Exchange(self, kept):
+            with attend(self.attention) as seen, _Exchange(self, kept):
                 kept[headless] = model.hidden(tokens[:, :-1])
             seen.require()
         inputs = self.logprob.round_inputs(kept[headless].flatten(0, 1), model.out.weight, tokens[:, 1:].flatten().double())
@@ -143,10 +138,11 @@ class _Exchange(TorchFunctionMode):
     def __init__(self, engine: Engine, kept: dict[Any, Any]) -> None:
         super().__init__()
         self._engine, self._kept, add = engine, kept, Cast(engine.residual)
+        softmax = partial(_answered, engine.router, "weights", score=router.Score.SOFTMAX)
         self._answers: dict[Any, Callable[..., Tensor]] = {
             functional.linear: self._linear,
-            functional.rms_norm: self._rms_norm,
-            models.route: self._route,
+            functional.rms_norm: lambda x, _, weight, eps: _answered(engine.rmsnorm, "y", x, x.flatten(0, -2), weight, eps=eps),
+            models.route: lambda x, w, k: softmax(x, x.flatten(0, -2), w, k=k),
             models.scan: self._scan,
             torch.Tensor.add: lambda x, y: add((x + y).double()).to(x.dtype),
         }
@@ -166,23 +162,17 @@ class _Exchange(TorchFunctionMode):
         c = torch.cat([matmul(part, self._kept[key]).tensors()["c"] for part in parts]).to(x.dtype)
         return (c if bias is None else c + bias).unflatten(0, x.shape[:-1])
 
-    def _rms_norm(self, x: Tensor, _: Any, weight: Tensor, eps: float) -> Tensor:
-        return _answered(self._engine.rmsnorm, "y", (x.flatten(0, -2), weight), x, eps=eps)
-
-    def _route(self, x: Tensor, w: Tensor, k: int) -> Tensor:
-        return _answered(self._engine.router, "weights", (x.flatten(0, -2), w), x, k=k, score=router.Score.SOFTMAX)
-
     def _scan(self, *inputs: Tensor) -> Tensor:
         calls = self._kept.setdefault(self._engine.scan, [])  # 8 of the 64 engines of a factorial differ before or in it
         for before, o in calls:
             if all(map(torch.equal, before, inputs)):
                 return o
-        o = _answered(self._engine.scan, "o", inputs, inputs[2], rule=scan.Rule.DELTA)
+        o = _answered(self._engine.scan, "o", inputs[2], *inputs, rule=scan.Rule.DELTA)
         calls.append((inputs, o))
         return o
 
 
-def _answered(operation: Any, output: str, inputs: tuple[Tensor, ...], x: Tensor, **how: Any) -> Tensor:
+def _answered(operation: Any, output: str, x: Tensor, *inputs: Tensor, **how: Any) -> Tensor:
     """An output of an operation in the dtype of x, and in its shape but for the last dimension."""
     y = operation(*operation.round_inputs(*inputs), **how).tensors()[output]
     return y.to(x.dtype).view(*x.shape[:-1], y.shape[-1])
@@ -205,10 +195,6 @@ class Problem(Draws):
         if self.sequences < 2:
             raise BadInput("problem.sequences", self.sequences, "give at least 2")
         self.task.data.ready(_REPLICATES * self.sequences * (self.task.length + 1))  # sets of sequences share no token
-
-    @property
-    def run(self) -> Run:
-        return Run(self.task, Rung(VanillaBackward(FP32), Numerics.FP32, seed=self.seed))
 
     def tokens(self, seed: int) -> Int[Tensor, "sequences tokens"]:
         """The sequences of a replicate: every 16th of those that lie at equal distances in the held-out text."""
@@ -296,7 +282,7 @@ class Mismatches(Kind):
                 raise BadInput(name, type(made).__name__, f"it is no {kind.__module__}.{kind.__name__}")
         tables: dict[str, list[dict[str, Any]]] = {name: [] for name in TABLES}
         with tempfile.TemporaryDirectory() as alone:  # removed afterwards where nothing is stored
-            run = point.problem.run
+            run = Run(point.problem.task, Rung(VanillaBackward(FP32), Numerics.FP32, seed=point.problem.seed))
             trained = finished(run, "the model", Path(alone) if context.shared is None else context.shared, context)
             weights = trained.weights(run.task.steps, buffers=True)
         model: Any = model_of(run, context.device, weights)
@@ -337,7 +323,7 @@ def compared(
         variances = {own: float(x.var(correction=0)) for own, x in differences.items()}
         for own, effect in effects(operations, variances).items():
             rest = tuple(name for name in operations if name not in own)
-            without = {f"{name}_without": _outside(differences[rest], limit) for name, limit in _LIMITS.items()}
+            without = {f"{name}_without": share for name, share in _outside(differences[rest]).items()}
             share, first, last = (
                 value / total if total else float("nan") for value in (effect, variances[own], total - variances[rest])
             )
@@ -348,7 +334,7 @@ def compared(
         rows.append(dict.fromkeys(rows[0], float("nan")) | left)
     whole = {
         "std": total**0.5,
-        **{name: _outside(d, limit) for name, limit in _LIMITS.items()},
+        **_outside(d),
         "mean": float(d.mean()),
         "largest": float(d.abs().max()),
         **sums,
@@ -374,9 +360,9 @@ def _sets(operations: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     return chain.from_iterable(combinations(operations, size) for size in range(len(operations) + 1))
 
 
-def _outside(d: Tensor, limit: float) -> float:
-    """The share of importance ratios that are further from 1 than a limit."""
-    return float(((d.exp() - 1).abs() > limit).double().mean())
+def _outside(d: Tensor) -> dict[str, float]:
+    """The shares of importance ratios that are further from 1 than each limit."""
+    return {name: float(((d.exp() - 1).abs() > limit).double().mean()) for name, limit in _LIMITS.items()}
 
 
 def _over_lengths(d: Float64[Tensor, "sequences tokens"]) -> Iterator[dict[str, Any]]:
@@ -384,6 +370,5 @@ def _over_lengths(d: Float64[Tensor, "sequences tokens"]) -> Iterator[dict[str, 
     sums, size = d.cumsum(-1), max(d.shape[-1] // _BINS, 1)
     for end in range(size, d.shape[-1] + 1, size):
         part, whole = d[:, end - size : end], sums[:, end - 1]
-        own = {name: _outside(part, limit) for name, limit in _LIMITS.items()}
         spread = {"std": float(part.std(correction=0)), "sequence_std": float(whole.square().mean().sqrt())}
-        yield {"position": end, **own, **spread, "sequence_outside_10": _outside(whole, 0.1)}
+        yield {"position": end, **_outside(part), **spread, "sequence_outside_10": _outside(whole)["outside_10"]}

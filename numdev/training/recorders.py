@@ -130,7 +130,6 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         write_atomically(Path(path), pack("shadow", self.rows))
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
-        """See `Interception`."""
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
         compared = _Compared(self, call, {"step": self._step, "call": number, "layer": layer})
@@ -247,7 +246,6 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         self._called: dict[str, int] = {}
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
-        """See `Interception`."""
         number, module = self._call()
         if self._chosen is not None and self._step not in self._chosen:
             return onward()
@@ -294,7 +292,5 @@ def _kept(x: Tensor) -> Tensor:
     """A copy, whatever becomes of the tensor, in the shape that files have."""
     if x.is_nested:
         raise Unsupported("query", "it is a nested tensor, which no file of captured tensors holds; pad the sequences")
-    x = x.detach()
-    while x.ndim < 3:
-        x = x.unsqueeze(0)
+    x = x.detach()[(None,) * (3 - x.ndim)]
     return (x if x.ndim <= 4 else x.flatten(0, -4)).clone().contiguous()

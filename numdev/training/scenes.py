@@ -45,7 +45,7 @@ COLOURS = {
 """Red, green and blue, from -1 to 1; the background is 0 (mid grey)."""
 RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": (0, 1)}
 """Where the first thing stands, seen from the second: a step to the right and one down."""
-_CONVERSE = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
+_CONVERSE = {"right of": "left of", "below": "above"}
 WORDS = ("a", *SIZES, *COLOURS, *SHAPES, *dict.fromkeys(" ".join(RELATIONS).split()))
 """All words of the grammar; the token of a word is its place, from 2 on."""
 TOKENS = len(WORDS) + 2  # different tokens; 1 is of no word, and stays: the initial weights of a model depend on their number
@@ -73,15 +73,11 @@ class Scene:
         return " ".join(("a", *self.first, *((self.relation, "a", *self.second) if self.second else ())))
 
     @property
-    def converse(self) -> Scene:
-        """The other wording of a scene of two things."""
-        assert self.second is not None
-        return Scene(self.second, _CONVERSE[self.relation], self.first)
-
-    @property
     def canonical(self) -> Scene:
         """Equal for both wordings of what is shown: the thing first that stands left or above."""
-        return self.converse if self.relation in ("right of", "below") else self
+        if self.second is None or self.relation not in _CONVERSE:
+            return self
+        return Scene(self.second, _CONVERSE[self.relation], self.first)
 
     @cached_property
     def is_held_out(self) -> bool:

@@ -99,7 +99,6 @@ class Watched:
     watch: Watch
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.attention.base.Backward`."""
         if not torch.is_grad_enabled():
             return self.attention.attend(q, k, v, mask, scale)
         q = q.view_as(q)  # a node of its own, whose gradient is dQ of this call alone
@@ -196,15 +195,7 @@ class Noise:
     dose: float
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        """See `numdev.training.attend.Trainable`."""
         return _Noisy(self, mask, scale).out(q, k, v)
-
-    def mixed(self, plain: Tensor, other: Tensor, random: torch.Generator) -> Tensor:
-        """Plain values with random errors of the size of their difference from others, in their dtype."""
-        draws = torch.rand(2, *plain.shape, dtype=torch.float64, generator=random).to(plain.device)
-        factor = torch.where(draws[0] < 0.5, -1.0, 1.0) * max(self.dose, 1.0) * (draws[1] < self.dose**2)
-        error = other.double() - plain.double()
-        return rounded_once(plain.double() + factor * error, plain.dtype)
 
 
 class _Noisy(Beside):
@@ -212,12 +203,16 @@ class _Noisy(Beside):
 
     def __init__(self, noise: Noise, mask: Mask, scale: float | None) -> None:
         super().__init__({"plain": VanillaBackward(noise.attention.format), "other": noise.attention}, mask, scale)
-        self._noise = noise
+        self._dose = noise.dose
 
     def result(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
-        """Those of plain attention, with errors."""
-        random = _random(results["plain"][0] if do is None else do)
-        return tuple(self._noise.mixed(*pair, random) for pair in zip(results["plain"], results["other"], strict=True))
+        """Those of plain attention, with errors, in their dtype."""
+        random, mixed = _random(results["plain"][0] if do is None else do), list[Tensor]()
+        for plain, other in zip(results["plain"], results["other"], strict=True):
+            draws = torch.rand(2, *plain.shape, dtype=torch.float64, generator=random).to(plain.device)
+            factor = torch.where(draws[0] < 0.5, -1.0, 1.0) * max(self._dose, 1.0) * (draws[1] < self._dose**2)
+            mixed.append(rounded_once(plain.double() + factor * (other.double() - plain.double()), plain.dtype))
+        return tuple(mixed)
 
 
 def _random(x: Tensor) -> torch.Generator:

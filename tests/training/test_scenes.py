@@ -54,7 +54,7 @@ def test_things_never_touch() -> None:
 
 
 def test_a_scene_that_is_held_out_is_never_trained_on_in_either_wording() -> None:
-    assert all(scene.is_held_out == scene.converse.is_held_out for scene in scenes().values() if scene.second)
+    assert all(scene.is_held_out == scene.canonical.is_held_out for scene in scenes().values() if scene.second)
     assert not any(scenes()[caption].is_held_out for step in range(8) for caption in DATA.drawn(step, 0, 64, 32).captions)
     assert all(scenes()[caption].is_held_out for caption in DATA.held_out(64, 32).captions)
     assert 0.1 < np.mean([scene.is_held_out for scene in scenes().values()]) < 0.15

@@ -12,9 +12,8 @@ from torch.nn import functional
 
 from numdev.arithmetic.formats import FP32, Format
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.loop import train
+from numdev.training.loop import Trained, train
 from numdev.training.run import Run
-from numdev.training.loop import Trained
 from numdev.training.rung import Numerics, Rung
 from numdev.training.tasks import Batch, Samples, Task
 

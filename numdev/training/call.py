@@ -45,20 +45,6 @@ class Arguments:
         q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (self.query, self.key, self.value))
         return replace(self, query=q, key=k, value=v)
 
-    def check(self) -> None:
-        """Raise BadInput or Unsupported, naming the argument, for what no implementation here takes."""
-        for name, tensor in (("query", self.query), ("key", self.key), ("value", self.value)):
-            if tensor.is_nested:
-                hint = "it is a nested tensor; pad the sequences, or give enable_nested_tensor=False to the model"
-                raise Unsupported(name, hint)
-            if tensor.ndim < 2 or 0 in tensor.shape:
-                raise BadInput(name, tuple(tensor.shape), "give [..., heads, tokens, head_dim], none of them 0")
-            if (dims := self.query.ndim) != tensor.ndim:
-                hint = f"give it the {dims} dimensions of query; no implementation here repeats one over the other's batch"
-                raise BadInput(name, tuple(tensor.shape), hint)
-        if self.is_causal and self.attn_mask is not None:
-            raise BadInput("is_causal", True, "give it or attn_mask, not both")
-
 
 @dataclass(frozen=True)
 class Call:
@@ -81,7 +67,17 @@ class Call:
         Raises BadInput or Unsupported, naming the argument, for shapes that do not fit together, for what no implementation here
         has, and for a mask that is learned.
         """
-        arguments.check()
+        for name, tensor in (("query", arguments.query), ("key", arguments.key), ("value", arguments.value)):
+            if tensor.is_nested:
+                hint = "it is a nested tensor; pad the sequences, or give enable_nested_tensor=False to the model"
+                raise Unsupported(name, hint)
+            if tensor.ndim < 2 or 0 in tensor.shape:
+                raise BadInput(name, tuple(tensor.shape), "give [..., heads, tokens, head_dim], none of them 0")
+            if (dims := arguments.query.ndim) != tensor.ndim:
+                hint = f"give it the {dims} dimensions of query; no implementation here repeats one over the other's batch"
+                raise BadInput(name, tuple(tensor.shape), hint)
+        if arguments.is_causal and arguments.attn_mask is not None:
+            raise BadInput("is_causal", True, "give it or attn_mask, not both")
         arguments = arguments.cast()
         q, k, v = (_four(x) for x in (arguments.query, arguments.key, arguments.value))
         if q.shape[1] != k.shape[1] and not arguments.enable_gqa and k.shape[1] != 1:
@@ -207,7 +203,5 @@ def _of_scores(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not 2 <= x.ndim <= len(shape) or not all(size in (1, other) for size, other in pairs):
         raise BadInput(_MASK, tuple(x.shape), f"it must fit the scores, {tuple(shape)}")
     x = x[(None,) * (len(shape) - x.ndim)].expand(*(-1,) * (len(shape) - 2), *shape[-2:])
-    while x.ndim < 4:
-        x = x.unsqueeze(-3)
-    x = x if x.ndim == 4 else x.expand(*shape[:-3], *x.shape[-3:]).flatten(0, -4)
+    x = _four(x if x.ndim < 5 else x.expand(*shape[:-3], *x.shape[-3:]))
     return x[: 1 if x.stride(0) == 0 else None, : 1 if x.stride(1) == 0 else None]

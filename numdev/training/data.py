@@ -34,7 +34,6 @@ class Purpose(Enum):
     DROPPED = 4
     ORDER = 5
     SAMPLES = 6
-    JUDGE = 7
     REORDERED = 8
 
 

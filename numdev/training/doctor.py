@@ -20,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, Generic, TypeVar
@@ -209,7 +208,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
     def _train(self) -> Iterator[Item]:
         """The run itself, up to some steps after a spike."""
         start, end = self._resume(), self._steps.stop
-        for number, batch in zip(self._steps, islice(self._batches, len(self._steps)), strict=False):
+        for number, batch in zip(self._steps, self._batches, strict=False):
             if number >= end:
                 break
             if number < start:
@@ -428,10 +427,8 @@ def judged(replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, A
         why = "a step changes something that is not in state, or is not deterministic"
         return "undecided", f"With {AGAIN} from step {first} on the loss stays at {again.peak:.3g}, not {run.peak:.3g}: {why}."
     if exact.spikes:
-        return (
-            "not attention",
-            f"Exact attention from step {first} on also spikes (loss {exact.peak:.3g}): attention is not the cause.",
-        )
+        also = f"Exact attention from step {first} on also spikes (loss {exact.peak:.3g})"
+        return "not attention", f"{also}: attention is not the cause."
     if not nudged.spikes:
         chance = f"so it does with one weight moved by a last place ({nudged.peak:.3g})"
         return "undecided", f"{stays.capitalize()}, but {chance}: any change may move this spike. Ask again with other seeds."

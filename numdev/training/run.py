@@ -206,17 +206,12 @@ class State:
         self.losses, self.norms = (torch.zeros(run.task.steps, device=device) for _ in range(2))
         self.watched = torch.zeros(run.task.steps if watch else 0, len(FIGURES), dtype=torch.float64, device=device)
         self.parameters = {name: x for name, x in self.model.named_parameters() if x.requires_grad}
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [x for x in self.parameters.values() if (x.dim() >= 2) is matrix], "weight_decay": decay}
-                for matrix, decay in ((True, run.task.weight_decay), (False, 0.0))
-            ],
-            lr=self.rate,
-            betas=(0.9, 0.99),
-            eps=1e-8,
-            fused=True,
-            capturable=device.type == "cuda",
-        )
+        groups = [
+            {"params": [x for x in self.parameters.values() if (x.dim() >= 2) is matrix], "weight_decay": decay}
+            for matrix, decay in ((True, run.task.weight_decay), (False, 0.0))
+        ]
+        how: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8, "fused": True, "capturable": device.type == "cuda"}
+        self.optimizer = torch.optim.AdamW(groups, lr=self.rate, **how)
         if self.scale is not None:
             self.optimizer.found_inf = self.scale.overflow  # type: ignore[attr-defined]  # as GradScaler hands it over
         for x in self.parameters.values():

@@ -249,8 +249,7 @@ def _weights(ours: Trained, theirs: Trained, device: torch.device) -> list[dict[
     starts = ours.weights(0), theirs.weights(0)
     return [
         {"step": step, "tensor": name} | metrics
-        for step in ours.snapshots
-        if step in theirs.snapshots
+        for step in sorted(ours.snapshots.keys() & theirs.snapshots.keys())
         for name, metrics in deviations((ours.weights(step), theirs.weights(step), *starts), device).items()
     ]
 
@@ -290,10 +289,8 @@ def _run(ours: Trained, theirs: Trained) -> dict[str, Any]:
 
 def _stopped(ours: Trained, theirs: Trained) -> str:
     """Which of the two ended before its last step, and why; empty where none did."""
-    ends = {"the run": ours, "its reference": theirs}
-    return "; ".join(
-        f"{who} stopped after step {one.done} of {one.steps}, {one.stopped}" for who, one in ends.items() if one.stopped
-    )
+    ends = {"the run": ours, "its reference": theirs}.items()
+    return "; ".join(f"{who} stopped after step {one.done} of {one.steps}, {one.stopped}" for who, one in ends if one.stopped)
 
 
 _PICTURES, _ACROSS, _ENLARGED = 32, 8, 3  # pictures, pictures in a row, pixels for one

@@ -42,8 +42,7 @@ from numdev.errors import BadInput
 from numdev.measurement.metrics import largest_singular
 from numdev.results.record import WINDOW, spike_limit, write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import ForwardAlone, Variant, trainable
-from numdev.training.call import Arguments, Call
+from numdev.training.attend import Arguments, Call, ForwardAlone, Variant, trainable
 from numdev.training.recorders import Recorder
 from numdev.training.run import moved
 from numdev.training.watch import ExactCall, policy_of

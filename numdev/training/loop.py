@@ -114,7 +114,7 @@ class Training:
             torn.unlink(missing_ok=True)
         if self._trained.done == 0:
             self._trained.write_snapshot(self._state)
-        self._start_clock()
+        self._clock, self._read_at = time.perf_counter(), self._trained.done
 
     def _advance(self, batch: Batch) -> None:
         """One step, and what is due after it."""
@@ -138,9 +138,6 @@ class Training:
             if done < trained.steps and time.perf_counter() - self._saved_at >= _CHECKPOINT_SECONDS:
                 trained.write_checkpoint(state)
                 self._saved_at = time.perf_counter()
-        self._start_clock()
-
-    def _start_clock(self) -> None:
         self._clock, self._read_at = time.perf_counter(), self._trained.done
 
     def _read(self) -> None:

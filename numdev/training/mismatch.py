@@ -53,14 +53,8 @@ from numdev.training.tasks import Language
 from numdev.training.weights import finished
 
 KIND = "mismatch"
-EXCHANGED = {
-    "attention": ("attention",),
-    "rmsnorm": ("rmsnorm", "residual"),
-    "matmul": ("matmul", "batch"),
-    "router": ("router",),
-    "scan": ("scan",),
-    "logprob": ("logprob",),
-}
+_TOO = {"rmsnorm": ("residual",), "matmul": ("batch",)}
+EXCHANGED = {one: (one, *_TOO.get(one, ())) for one in ("attention", "rmsnorm", "matmul", "router", "scan", "logprob")}
 """The operations that are exchanged, and the fields of an engine that go with each: a fused norm adds the residual stream too."""
 _REPLICATES = 16  # disjoint sets of held-out sequences
 _BINS = 16  # parts of a sequence

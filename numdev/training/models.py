@@ -39,8 +39,7 @@ class Attention(nn.Module):
         self.q = nn.Linear(width, width, bias=False)
         self.kv = nn.Linear(context or width, 2 * width, bias=False)
         self.out = nn.Linear(width, width)
-        self.q_norm = RootMeanSquare(width // heads) if qk_norm else nn.Identity()
-        self.k_norm = RootMeanSquare(width // heads) if qk_norm else nn.Identity()
+        self.q_norm, self.k_norm = (RootMeanSquare(width // heads) if qk_norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Tokens, context: Float[Tensor, "batch keys other"] | None = None) -> Tokens:
         q = self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)

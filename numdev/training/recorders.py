@@ -18,8 +18,8 @@ from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.record import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import Beside, ForwardAlone, Inputs, Interception, Variant, callers, trainable
-from numdev.training.call import Arguments, Call
+from numdev.training.attend import Arguments, Call, ForwardAlone, Interception, Variant, callers, trainable
+from numdev.training.watch import Beside, Inputs
 
 Heads = list[list[Sample]]
 
@@ -140,7 +140,7 @@ class _Compared(Beside):
     """One call: the reference's result for the model, and the variants' beside it."""
 
     def __init__(self, log: shadow, call: Call, place: dict[str, Any]) -> None:
-        super().__init__(log.subjects, call.mask, call.scale)
+        super().__init__(log.subjects, self._record, call.mask, call.scale)
         self._log, self._place = log, place
         self._records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
 
@@ -150,15 +150,10 @@ class _Compared(Beside):
             return x.detach().requires_grad_(self._records)
         return x.detach().double().requires_grad_(self._records and not isinstance(self.attentions[name], ForwardAlone))
 
-    def result(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
-        """Those of the reference, in the dtype of the model."""
-        inputs = self.leaves[REFERENCE] if do is None else (*self.leaves[REFERENCE], do)
-        self._record(results, tuple(x.detach().double() for x in inputs))
-        return results[REFERENCE]
-
-    def _record(self, results: Mapping[str, Inputs], wide: Inputs) -> None:
-        """A row for each subject, reference, output and head; `wide` are the inputs in FP64."""
-        direction, outputs = ("forward", ("out",)) if len(wide) == 3 else ("backward", _GRADIENTS)
+    def _record(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+        """Those of the reference, in the dtype of the model; and a row for each subject, reference, output and head."""
+        wide = tuple(x.detach().double() for x in (*self.leaves[REFERENCE], *(() if do is None else (do,))))
+        direction, outputs = ("forward", ("out",)) if do is None else ("backward", _GRADIENTS)
         golden, values = self._golden(wide), {name: _heads(own) for name, own in results.items()}
         for name, own in values.items():
             subject = self._log.subjects[name]
@@ -177,6 +172,7 @@ class _Compared(Beside):
                     for head, (sample, other) in enumerate(zip(samples, others, strict=True)):
                         place = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
                         self._log.rows.append(self._place | place | compare(sample, other, fmt).metrics())
+        return results[REFERENCE]
 
     def _golden(self, inputs: Inputs) -> Heads:
         """Exact O of q, k and v; with dO as well, the exact gradients."""

@@ -10,13 +10,15 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from numdev.attention.base import Attention, Backward, Gradients, Implementation, group_heads, softmax_scale
 from numdev.attention.differentiable import rounded_once, uncast
@@ -24,7 +26,6 @@ from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
 from numdev.attention.steps import Steps
 from numdev.attention.vendor.vanilla import VanillaBackward
-from numdev.training.attend import Beside, Inputs
 
 FIGURES = {
     "largest_logit": ("", "largest |scale q k| of a step, in the format of S"),
@@ -177,6 +178,51 @@ class ExactCall:
         return group_heads(x.detach().double(), self._kv_heads)
 
 
+Inputs = tuple[Tensor, ...]
+
+
+class Beside:
+    """One call that implementations compute beside each other, each on leaves of its own.
+
+    `result` makes what the model gets of the O of each; and then, with dO, of the gradients of each that records them.
+    """
+
+    def __init__(self, attentions: Mapping[str, Any], result: Result, mask: Mask, scale: float | None) -> None:
+        self.attentions, self.result, self.how = attentions, result, (mask, scale)
+        self.leaves, self.outs = dict[str, Inputs](), dict[str, Tensor]()
+
+    def leaf(self, name: str, x: Tensor) -> Tensor:
+        """q, k or v as an implementation takes it."""
+        return x.detach().requires_grad_()
+
+    def out(self, *inputs: Tensor) -> Tensor:
+        """O of q, k and v, whose gradients can be computed once."""
+        out: Tensor = _Beside.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        return out
+
+
+Result = Callable[[Mapping[str, Inputs], Tensor | None], Inputs]
+
+
+class _Beside(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Beside, *inputs: Tensor) -> Tensor:
+        ctx.call = call
+        for name, attention in call.attentions.items():
+            call.leaves[name] = tuple(call.leaf(name, x) for x in inputs)
+            with torch.enable_grad():
+                call.outs[name] = attention.attend(*call.leaves[name], *call.how)
+        return call.result({name: (out.detach(),) for name, out in call.outs.items()}, None)[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:
+        call, grad = ctx.call, torch.autograd.grad
+        recorded = {name: out for name, out in call.outs.items() if out.requires_grad}
+        results = {name: grad(x, call.leaves[name], do.to(x.dtype), retain_graph=True) for name, x in recorded.items()}
+        return None, *call.result(results, do)
+
+
 _PRIME = 2**31 - 1
 
 
@@ -195,28 +241,17 @@ class Noise:
     dose: float
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
-        return _Noisy(self, mask, scale).out(q, k, v)
+        attentions = {"plain": VanillaBackward(self.attention.format), "other": self.attention}
+        return Beside(attentions, self._mixed, mask, scale).out(q, k, v)
 
-
-class _Noisy(Beside):
-    """One call."""
-
-    def __init__(self, noise: Noise, mask: Mask, scale: float | None) -> None:
-        super().__init__({"plain": VanillaBackward(noise.attention.format), "other": noise.attention}, mask, scale)
-        self._dose = noise.dose
-
-    def result(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
-        """Those of plain attention, with errors, in their dtype."""
-        random, mixed = _random(results["plain"][0] if do is None else do), list[Tensor]()
+    def _mixed(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+        """Results of plain attention with errors, in their dtype; the seed is a sum of the bits of O or dO times their places."""
+        x, mixed = results["plain"][0] if do is None else do, list[Tensor]()
+        bits = x.detach().float().contiguous().view(-1).view(torch.int32).long()
+        places = torch.arange(1, bits.numel() + 1, device=x.device) * 48271 % _PRIME
+        random = torch.Generator().manual_seed(int((bits % _PRIME * places % _PRIME).sum()))
         for plain, other in zip(results["plain"], results["other"], strict=True):
             draws = torch.rand(2, *plain.shape, dtype=torch.float64, generator=random).to(plain.device)
-            factor = torch.where(draws[0] < 0.5, -1.0, 1.0) * max(self._dose, 1.0) * (draws[1] < self._dose**2)
+            factor = torch.where(draws[0] < 0.5, -1.0, 1.0) * max(self.dose, 1.0) * (draws[1] < self.dose**2)
             mixed.append(rounded_once(plain.double() + factor * (other.double() - plain.double()), plain.dtype))
         return tuple(mixed)
-
-
-def _random(x: Tensor) -> torch.Generator:
-    """A generator whose seed is a sum of the bits of a tensor, times their places."""
-    bits = x.detach().float().contiguous().view(-1).view(torch.int32).long()
-    places = torch.arange(1, bits.numel() + 1, device=x.device) * 48271 % _PRIME
-    return torch.Generator().manual_seed(int((bits % _PRIME * places % _PRIME).sum()))

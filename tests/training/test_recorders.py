@@ -22,7 +22,7 @@ from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.measurement.metrics import METRICS, Deviation
-from tests.training.test_call import dense
+from tests.training.test_attend import dense
 
 KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
 TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))

@@ -146,7 +146,7 @@ def environment(device: torch.device) -> dict[str, str]:
 Texts = dict[str, tuple[str, str]]  # unit and meaning, by the name of a column
 
 
-def _of(*kinds: type, prefix: str = "") -> Texts:
+def texts_of(*kinds: type, prefix: str = "") -> Texts:
     """The settings that dataclasses declare, by their columns."""
     return {f"{prefix}{one.column}": (one.unit, one.text) for kind in kinds for one in declared(kind) if one.column}
 
@@ -173,11 +173,11 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     problem = {
         **_types("", "source.", "shape.", "mask."),
         "source.kind": ("", "distribution of the entries of q, k and v: uniform in [0, 1), normal, ...; empty where captured"),
-        **_of(*DISTRIBUTIONS, Captured, prefix="source."),
+        **texts_of(*DISTRIBUTIONS, Captured, prefix="source."),
         "source.digest": ("", "SHA-256 of the file of captured tensors"),
         "mask.bias": ("", "SHA-256 of the tensor that is added to the scores, and hides keys; empty without"),
         "mask.dropout": ("", "probability of dropout, and SHA-256 of what it keeps; empty without"),
-        **_of(groups["problem"]),
+        **texts_of(groups["problem"]),
     }
     point = {
         "kind": ("", "of a point that cannot be measured as it is stated: which implementation it asks for"),
@@ -196,23 +196,23 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
     }
     forward = {
         **_types("", "tiling.", "softmax."),
-        **{k: v for name in ("precision", "tiling", "softmax") for k, v in _of(GROUPS[name], prefix=f"{name}.").items()},
-        **_of(Naive, Tiled, Triton, Sdpa, FlashAttn, Custom),
+        **{k: v for name in ("precision", "tiling", "softmax") for k, v in texts_of(GROUPS[name], prefix=f"{name}.").items()},
+        **texts_of(Naive, Tiled, Triton, Sdpa, FlashAttn, Custom),
         **_types("quantise."),
-        **_of(Quantised, prefix="quantise."),
+        **texts_of(Quantised, prefix="quantise."),
         **kernel,
     }
     if not backward:
         return problem, forward | point
     variant = {
         **_types("", "tiling.", "recompute.", "turns."),
-        **{k: v for name in ("precision", "tiling", "recompute") for k, v in _of(groups[name], prefix=f"{name}.").items()},
+        **{k: v for name in ("precision", "tiling", "recompute") for k, v in texts_of(groups[name], prefix=f"{name}.").items()},
         "turns.unit": ("rows", "queries that a program visits at a step, from the last to the first"),
-        **_of(TiledBackward, SdpaBackward, FlashAttnBackward, CustomBackward),
+        **texts_of(TiledBackward, SdpaBackward, FlashAttnBackward, CustomBackward),
         **{name: said for name, said in kernel.items() if name not in ("splits", "split_size")},
         **point,
         "tf32": ("", "whether a kernel multiplies FP32 with operands of 10 fraction bits"),
-        **_of(groups["forward_precision"], prefix="forward."),  # of untiled attention, whose forward pass is a policy
+        **texts_of(groups["forward_precision"], prefix="forward."),  # of untiled attention, whose forward pass is a policy
         **{f"forward.{name}": said for name, said in forward.items()},
     }
     return problem, variant
@@ -220,8 +220,13 @@ def texts(*, backward: bool = False) -> tuple[Texts, Texts]:
 
 def settings(*, backward: bool = False) -> tuple[Column, ...]:
     """Every setting of a problem and of a variant."""
-    parts = zip(("problem", "variant"), texts(backward=backward), strict=True)
-    return tuple(Column(f"{part}.{name}", *text) for part, known in parts for name, text in known.items())
+    return settings_of(*texts(backward=backward))
+
+
+def settings_of(problem: Texts, variant: Texts) -> tuple[Column, ...]:
+    """The columns of settings, as `Operation.settings` has them."""
+    parts = {"problem": problem, "variant": variant}
+    return tuple(Column(f"{part}.{name}", *text) for part, known in parts.items() for name, text in known.items())
 
 
 def facts(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -456,8 +456,7 @@ class HeadLog(Recorder):
     ) -> None:
         super().__init__(model, read_masks=True)
         self._attention = None if attention is None else trainable(attention)
-        primal = attention.primal if isinstance(attention, (Backward, ForwardAlone)) else None
-        self._policy = None if primal is None else policy_of(primal)
+        self._policy = policy_of(attention.primal) if isinstance(attention, (Backward, ForwardAlone)) else None
         self._every, self._heads, self._exact = every, heads, exact
         self._looks: list[_Look] = []
         self._figures: list[tuple[list[_Look], Tensor]] = []

@@ -34,7 +34,7 @@ from numdev.arithmetic.formats import BF16, FP32, FP64, Format
 from numdev.arithmetic.quantise import Scale
 from numdev.arithmetic.rounding import Cast
 from numdev.attention.mask import Mask
-from numdev.attention.operation import environment
+from numdev.attention.operation import environment, settings_of, texts_of
 from numdev.attention.precision import Precision
 from numdev.attention.tiled import Tiled
 from numdev.attention.tiling import Tiling
@@ -44,7 +44,7 @@ from numdev.measurement.operation import Draws, Operation, Output
 from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Column, Record, Use
-from numdev.settings import declared, held, setting
+from numdev.settings import held, setting
 from numdev.training import models
 from numdev.training.attend import ForwardAlone, attend
 from numdev.training.run import Run, deterministic, model_of
@@ -240,10 +240,10 @@ TABLES: dict[str, tuple[Column, ...]] = {
 
 def _settings() -> tuple[Column, ...]:
     """What the settings of problems and engines mean."""
-    kinds = {"problem": Problem, "problem.task": Language, "variant": Engine}
-    kinds |= {f"variant.{name}": type(getattr(MISMATCH.golden, name)) for name in EXCHANGED}
-    known = ((part, one) for part, kind in kinds.items() for one in declared(kind) if one.column)
-    return tuple(Column(f"{part}.{one.column}", one.unit, one.text) for part, one in known)
+    variant = texts_of(Engine)
+    for name in EXCHANGED:
+        variant |= texts_of(type(getattr(MISMATCH.golden, name)), prefix=f"{name}.")
+    return settings_of(texts_of(Problem) | texts_of(Language, prefix="task."), variant)
 
 
 MISMATCH = Operation(
@@ -318,9 +318,8 @@ def compared(
         for own, effect in effects(operations, variances).items():
             rest = tuple(name for name in operations if name not in own)
             without = {f"{name}_without": share for name, share in _outside(differences[rest]).items()}
-            share, first, last = (
-                value / total if total else float("nan") for value in (effect, variances[own], total - variances[rest])
-            )
+            parts = effect, variances[own], total - variances[rest]
+            share, first, last = (part / total if total else float("nan") for part in parts)
             rows.append({"effect": " x ".join(own), "order": len(own), "share": share, "first": first, "last": last, **without})
         sums["explained"] = sum(row["share"] for row in rows if row["order"] == 1)
         sums["interactions"] = sum(abs(row["share"]) for row in rows if row["order"] == 2)

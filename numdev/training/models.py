@@ -109,15 +109,13 @@ class DeltaRule(nn.Module):
 class Experts(nn.Module):
     """A mixture of MLPs of half the usual hidden width, of which each token is routed to two."""
 
-    CHOSEN = 2
-
     def __init__(self, width: int, experts: int) -> None:
         super().__init__()
         self.router = nn.Parameter(torch.randn(experts, width) / math.sqrt(width))
         self.experts = nn.ModuleList(_mlp(width, 2) for _ in range(experts))
 
     def forward(self, x: Tokens) -> Tokens:
-        tokens, weights = x.flatten(0, -2), route(x, self.router, self.CHOSEN).flatten(0, -2)
+        tokens, weights = x.flatten(0, -2), route(x, self.router, 2).flatten(0, -2)
         out = torch.zeros_like(tokens)
         for weight, expert in zip(weights.unbind(-1), self.experts, strict=True):
             own = weight.nonzero().flatten()

@@ -111,7 +111,7 @@ class Scenes:
         """Scenes of a step, and their pictures of a width: functions of step, seed and row, and of whether they are held out."""
         random, table = stream(Purpose.SCENES, seed, step).random((count, 8), dtype=np.float32), _table()
         usable, choice = table.held_out == held_out, random[:, 1].astype(np.float64)
-        known = (np.flatnonzero(usable & (table.pairs == two)) for two in (False, True))
+        known = (np.flatnonzero(usable & ((table.things[:, 1] >= 0) == two)) for two in (False, True))
         numbers = np.where(random[:, 0] < 0.25, *(own[(choice * len(own)).astype(np.int64)] for own in known))
         pictures = picture_of(numbers, 0.5 + self.spread * (random[:, 2:] - 0.5), picture)
         return Captioned(pictures, table.tokens[torch.from_numpy(numbers)], tuple(table.captions[number] for number in numbers))
@@ -141,7 +141,6 @@ def _table() -> SimpleNamespace:
         captions=tuple(scenes()),
         tokens=torch.tensor([([token[word] for word in one.caption.split()] + [NULL] * LENGTH)[:LENGTH] for one in every]),
         held_out=np.array([scene.is_held_out for scene in every]),
-        pairs=things[:, 1] >= 0,
         things=things,
         away=np.stack([away, -away], axis=1).astype(np.float32),
     )

@@ -20,13 +20,12 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional
 
-from numdev.attention.operation import environment, texts
+from numdev.attention.operation import environment, settings_of, texts, texts_of
 from numdev.errors import BadInput
 from numdev.measurement.metrics import wasserstein
 from numdev.measurement.operation import Operation, Output
 from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.record import Column, Use, write_atomically
-from numdev.settings import declared
 from numdev.training.data import Text
 from numdev.training.loop import Trained, train
 from numdev.training.run import Run, deterministic, model_of
@@ -159,26 +158,21 @@ _REFUSED = ("kind", "stated")  # what a study cannot measure has in place of a r
 def settings() -> tuple[Column, ...]:
     """Every setting of a task and of a rung, by the column in which a configuration states it."""
     (_, forward), (_, backward) = texts(), texts(backward=True)
-
-    def of(*kinds: type, prefix: str = "") -> dict[str, tuple[str, str]]:
-        return {prefix + one.column: (one.unit, one.text) for kind in kinds for one in declared(kind) if one.column}
-
     problem = {
         "type": ("", "class of numdev that states the task"),
         "data.type": ("", "class of numdev that states what it is trained on"),
         "data.digest": ("", "SHA-256 of the files of which it is made"),
-        **of(Scenes, Text, prefix="data."),
-        **of(Language, TextToImage),
+        **texts_of(Scenes, Text, prefix="data."),
+        **texts_of(Language, TextToImage),
         "data.path": ("", "file of text, or folder of pictures"),
     }
     variant = {
         "type": ("", "class of numdev that states how a run differs"),
-        **of(Rung),
+        **texts_of(Rung),
         **{f"attention.{name}": text for name, text in (forward | backward).items() if name not in _REFUSED},
         **{name: forward[name] for name in _REFUSED},
     }
-    parts = {"problem": problem, "variant": variant}
-    return tuple(Column(f"{part}.{name}", *text) for part, known in parts.items() for name, text in known.items())
+    return settings_of(problem, variant)
 
 
 TRAINING = Operation(
@@ -343,10 +337,9 @@ def contact_sheet(pictures: Float[Tensor, "count 3 height width"]) -> bytes:
     """The first pictures, whose values lie in [-1, 1], side by side in rows, as PNG."""
     from PIL import Image  # late: only what draws samples needs it
 
-    shown = functional.pad(pictures[:_PICTURES].clamp(-1, 1), (0, _GAP, 0, _GAP), value=1.0)
-    across = min(len(shown), _ACROSS)
-    blank = shown.new_ones(-len(shown) % across, *shown.shape[1:])
-    rows = torch.cat([shown, blank]).unflatten(0, (-1, across))  # [rows, across, 3, height, width]
+    across = min(count := len(pictures[:_PICTURES]), _ACROSS)
+    shown = functional.pad(pictures[:count].clamp(-1, 1), (0, _GAP, 0, _GAP, 0, 0, 0, -count % across), value=1.0)
+    rows = shown.unflatten(0, (-1, across))  # [rows, across, 3, height, width]
     sheet = ((rows.permute(0, 3, 1, 4, 2).flatten(2, 3).flatten(0, 1)[:-_GAP, :-_GAP] + 1) * 127.5).round()
     image, written = Image.fromarray(sheet.byte().numpy()), BytesIO()
     image.resize((_ENLARGED * image.width, _ENLARGED * image.height), Image.Resampling.NEAREST).save(written, "PNG")

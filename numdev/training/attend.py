@@ -462,8 +462,12 @@ class Call:
         elif arguments.attn_mask is not None:
             mask = reader.read(arguments.attn_mask, (*leading, queries, keys))
         if arguments.dropout_p > 0:
-            kept = reader.kept(arguments.query, keys, arguments.dropout_p)
-            mask = replace(mask, dropout=Dropout(_four(kept)[..., : k.shape[-2]], arguments.dropout_p))
+            if not reader.drops:
+                hint = "give dropout=True to attend or shadow, set the model's dropout to 0, or call model.eval()"
+                raise Unsupported("dropout_p", f"{arguments.dropout_p:g}: {hint}")
+            drawn = arguments.query.new_empty(*leading, queries, keys)  # and then as torch's matrix products draw it
+            kept = _four(drawn.bernoulli_(1 - arguments.dropout_p).bool())[..., : k.shape[-2]]
+            mask = replace(mask, dropout=Dropout(kept, arguments.dropout_p))
         if arguments.softcap is not None:
             mask = replace(mask, softcap=arguments.softcap)
         return Call(q, k, v, mask, arguments.scale, tuple(leading))
@@ -523,13 +527,6 @@ class MaskReader:
         mask = _read(tensor, shape)
         self._last = (tensor, known, mask)  # holds the tensor: its memory is no other's while it is known
         return mask
-
-    def kept(self, query: Tensor, keys: int, p: float) -> Tensor:
-        """What dropout keeps of `[..., queries, keys]`, drawn from torch's generator as torch's matrix products draw it."""
-        if not self.drops:
-            hint = "give dropout=True to attend or shadow, set the model's dropout to 0, or call model.eval()"
-            raise Unsupported("dropout_p", f"{p:g}: {hint}")
-        return query.new_empty(*query.shape[:-1], keys).bernoulli_(1 - p).bool()
 
 
 def _read(tensor: Tensor, shape: tuple[int, ...]) -> Mask:

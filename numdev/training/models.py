@@ -169,12 +169,6 @@ class _CausalBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def next_token_loss(model: nn.Module, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, ""]:
-    """Mean of -log p(token | those before it) over all tokens but the first of each sequence, in nats; FP32."""
-    logits = model(tokens[:, :-1])
-    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-
-
 Pictures: TypeAlias = Float[Tensor, "batch 3 height width"]
 Times: TypeAlias = Float[Tensor, " batch"]
 _WORD = 64  # width of a word's embedding

@@ -234,12 +234,7 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
         for layer in self._layers or ():
             if isinstance(layer, str) and layer.split("#")[0] not in (*modules, _WHOLE):
                 raise BadInput("layers", layer, one_of(layer, modules))
-        self._forget()
-
-    def _forget(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
-        self._notes: dict[str, dict[str, Any]] = {}
-        self._called: dict[str, int] = {}
+        self._tensors, self._notes, self._called = dict[str, Tensor](), dict[str, dict[str, Any]](), dict[str, int]()
 
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         number, module = self._call()
@@ -271,7 +266,7 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
     def _write(self) -> None:
         """The file of this step, and nothing is kept of it any more."""
         tensors, notes, called = self._tensors, self._notes, self._called
-        self._forget()
+        self._tensors, self._notes, self._called = {}, {}, {}
         known = {*notes, *(note["call"] for note in notes.values())}
         if called and (missing := [layer for layer in self._layers or () if layer not in known]):
             raise BadInput("layers", missing[0], f"it called no attention in step {self._step}; {', '.join(called)} did")

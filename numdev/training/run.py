@@ -52,13 +52,8 @@ class Run:
             raise BadInput("rung.restart", self.rung.restart.value, "one step has no half; give task.steps of at least 2")
 
     @property
-    def replicate(self) -> int:
-        """The seed of the data, and of the initial weights before the rung moves it."""
-        return self.rung.seed
-
-    @property
     def init_seed(self) -> int:
-        return self.replicate + APART * self.rung.init
+        return self.rung.seed + APART * self.rung.init
 
     @property
     def half(self) -> int | None:
@@ -73,12 +68,12 @@ class Run:
         """
         task, order = self.task, self.rung.order
         if not order:
-            yield from (task.batch_of(step, self.replicate) for step in range(start, task.steps))
+            yield from (task.batch_of(step, self.rung.seed) for step in range(start, task.steps))
             return
-        seed = self.replicate + APART * order
+        seed = self.rung.seed + APART * order
         steps = stream(Purpose.REORDERED, seed, 0).permutation(task.steps).tolist()
         for first in range(start - start % _MIXED, task.steps, _MIXED):
-            parts = [task.batch_of(step, self.replicate) for step in steps[first : first + _MIXED]]
+            parts = [task.batch_of(step, self.rung.seed) for step in steps[first : first + _MIXED]]
             whole = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
             rows = torch.from_numpy(stream(Purpose.REORDERED, seed, first + 1).permutation(len(parts) * task.batch))
             for own in rows.split(task.batch)[max(start - first, 0) :]:

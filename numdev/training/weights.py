@@ -325,7 +325,7 @@ def judge(run: Run, trained: Trained, device: torch.device) -> None:
         untrained, last = (model_of(run, device, trained.weights(at, buffers=True)) for at in (0, max(trained.snapshots)))
         batch = {name: x.to(device) for name, x in run.task.held_out().items()}
         trained.untrained_loss, trained.held_out_loss = (float(run.task.loss(model, batch)) for model in (untrained, last))
-        samples = run.task.samples(last, run.replicate)
+        samples = run.task.samples(last, run.rung.seed)
     trained.score = samples.score
     if samples.pictures is not None:
         write_atomically(trained.folder / SAMPLES, contact_sheet(samples.pictures))

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from numdev.training.models import DiffusionTransformer, LanguageModel, flow_loss, flowed, next_token_loss
+from numdev.training.models import DiffusionTransformer, LanguageModel, flow_loss, flowed
+from numdev.training.tasks import Language
 
 
 def model(*, zero: bool = False, qk_norm: bool = True) -> DiffusionTransformer:
@@ -67,7 +68,7 @@ def test_a_token_depends_on_none_behind_it_and_the_loss_is_the_mean_of_minus_log
     assert not torch.allclose(before[:, 7:], after[:, 7:])
     p = before.softmax(dim=-1)
     losses = [-math.log(p[row, place, tokens[row, place + 1]].item()) for row in range(2) for place in range(11)]
-    assert next_token_loss(language, tokens).item() == pytest.approx(sum(losses) / 22, rel=1e-5)
+    assert Language().loss(language, {"tokens": tokens}).item() == pytest.approx(sum(losses) / 22, rel=1e-5)
 
 
 def test_the_loss_is_that_of_the_velocity_with_its_weight() -> None:

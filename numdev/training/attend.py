@@ -209,8 +209,7 @@ def callers(kind: type) -> Iterator[Any]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-Stack = tuple[Interception, ...]
-"""Who answers, the innermost last."""
+Stack = tuple[Interception, ...]  # who answers, the innermost last
 
 
 class _Local(threading.local):
@@ -465,9 +464,8 @@ class Call:
             if not reader.drops:
                 hint = "give dropout=True to attend or shadow, set the model's dropout to 0, or call model.eval()"
                 raise Unsupported("dropout_p", f"{arguments.dropout_p:g}: {hint}")
-            drawn = arguments.query.new_empty(*leading, queries, keys)  # and then as torch's matrix products draw it
-            kept = _four(drawn.bernoulli_(1 - arguments.dropout_p).bool())[..., : k.shape[-2]]
-            mask = replace(mask, dropout=Dropout(kept, arguments.dropout_p))
+            drawn = arguments.query.new_empty(*leading, queries, keys).bernoulli_(1 - arguments.dropout_p)  # as torch's products
+            mask = replace(mask, dropout=Dropout(_four(drawn.bool())[..., : k.shape[-2]], arguments.dropout_p))
         if arguments.softcap is not None:
             mask = replace(mask, softcap=arguments.softcap)
         return Call(q, k, v, mask, arguments.scale, tuple(leading))

@@ -66,10 +66,8 @@ FIGURES = {
     "dq_rank": ("", "stable rank of dQ - exact dQ, the mean over the batch"),
 }
 """Unit and meaning of what is kept of a head in a step; exact is FP64 of the same q, k, v and dO."""
-
 _AT_ONCE = 1 << 25  # scores, 256 MB in FP64
-Place = tuple[str, int, int]
-"""Layer, number of the call in its step, head."""
+Place = tuple[str, int, int]  # layer, number of the call in its step, head
 
 
 @dataclass(frozen=True)

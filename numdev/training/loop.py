@@ -144,8 +144,7 @@ class Training:
         """Wait for the device, take the time, and look at the losses since the last read."""
         trained, first, done = self._trained, self._read_at, self._trained.done
         losses, norms = self._state.losses[first:done].cpu(), self._state.norms[first:done].cpu()
-        seconds = time.perf_counter() - self._clock
-        self._stretches.append(seconds / (done - first))
+        self._stretches.append((time.perf_counter() - self._clock) / (done - first))
         trained.seconds_per_step = statistics.median(self._stretches[1:] or self._stretches)  # the first compiles and captures
         good = losses.isfinite() if self._state.scale is not None else losses.isfinite() & norms.isfinite()
         if not bool(good.all()):

@@ -45,11 +45,10 @@ from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Column, Record, Use
 from numdev.settings import held, setting
-from numdev.training import models
+from numdev.training import tasks
 from numdev.training.attend import ForwardAlone, attend
 from numdev.training.run import Run, deterministic, model_of
 from numdev.training.rung import Numerics, Rung
-from numdev.training.tasks import Language
 from numdev.training.weights import finished
 
 KIND = "mismatch"
@@ -108,7 +107,7 @@ class Engine:
 
     @torch.no_grad()
     def log_probabilities(
-        self, model: models.LanguageModel, tokens: Int[Tensor, "sequences tokens"], kept: dict[Any, Any] | None = None
+        self, model: tasks.LanguageModel, tokens: Int[Tensor, "sequences tokens"], kept: dict[Any, Any] | None = None
     ) -> Float64[Tensor, "sequences predicted"]:
         """Those of each token but the first, given all before it, on the CPU.
 
@@ -136,8 +135,8 @@ class _Exchange(TorchFunctionMode):
         self._answers: dict[Any, Callable[..., Tensor]] = {
             functional.linear: self._linear,
             functional.rms_norm: lambda x, _, weight, eps: _answered(engine.rmsnorm, "y", x, x.flatten(0, -2), weight, eps=eps),
-            models.route: lambda x, w, k: softmax(x, x.flatten(0, -2), w, k=k),
-            models.scan: self._scan,
+            tasks.route: lambda x, w, k: softmax(x, x.flatten(0, -2), w, k=k),
+            tasks.scan: self._scan,
             torch.Tensor.add: lambda x, y: add((x + y).double()).to(x.dtype),
         }
 
@@ -184,7 +183,7 @@ class Problem(Draws):
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.task, Language):
+        if not isinstance(self.task, tasks.Language):
             raise BadInput("task", type(self.task).__name__, "log-probabilities are of tokens; give task=language")
         if self.sequences < 2:
             raise BadInput("problem.sequences", self.sequences, "give at least 2")
@@ -243,7 +242,7 @@ def _settings() -> tuple[Column, ...]:
     variant = texts_of(Engine)
     for name in EXCHANGED:
         variant |= texts_of(type(getattr(MISMATCH.golden, name)), prefix=f"{name}.")
-    return settings_of(texts_of(Problem) | texts_of(Language, prefix="task."), variant)
+    return settings_of(texts_of(Problem) | texts_of(tasks.Language, prefix="task."), variant)
 
 
 MISMATCH = Operation(

@@ -21,8 +21,6 @@ from numdev.results.store import pack
 from numdev.training.attend import Arguments, Call, ForwardAlone, Interception, Variant, callers, trainable
 from numdev.training.watch import Beside, Inputs
 
-Heads = list[list[Sample]]
-
 REFERENCE = "reference"
 _GRADIENTS = ("dq", "dk", "dv")
 _WHOLE = "model"  # the name of a model that calls attention itself, and of what runs outside of it
@@ -174,7 +172,7 @@ class _Compared(Beside):
                         self._log.rows.append(self._place | place | compare(sample, other, fmt).metrics())
         return results[REFERENCE]
 
-    def _golden(self, inputs: Inputs) -> Heads:
+    def _golden(self, inputs: Inputs) -> list[list[Sample]]:
         """Exact O of q, k and v; with dO as well, the exact gradients."""
         if len(inputs) == 3:
             return _heads((Exact()(*inputs, *self.how).out,))
@@ -183,7 +181,7 @@ class _Compared(Beside):
         return _heads((gradients.dq, gradients.dk, gradients.dv))
 
 
-def _heads(results: Inputs) -> Heads:
+def _heads(results: Inputs) -> list[list[Sample]]:
     """The values of each head of each result, `[batch, heads, tokens, dim]`, over all batch entries."""
     return [[Sample(x[:, head]) for head in range(x.shape[1])] for x in results]
 

@@ -134,9 +134,8 @@ def initial(run: Run, device: torch.device) -> nn.Module:
         name, index = moved(parameters)
         bits = parameters[name].view(-1).view(torch.int32)
         if not 0 <= (int(bits[index]) & _MAGNITUDE) + ulp < _INFINITY:
-            weight = float(parameters[name].view(-1)[index])
-            hint = f"the weight {weight:g} would pass 0 or the largest number of FP32; give fewer"
-            raise BadInput("rung.ulp", ulp, hint)
+            weight = f"the weight {float(parameters[name].view(-1)[index]):g}"
+            raise BadInput("rung.ulp", ulp, f"{weight} would pass 0 or the largest number of FP32; give fewer")
         bits[index] += ulp  # sign and magnitude: the next number away from zero has the next bit pattern
     dtype = torch.bfloat16 if run.rung.numerics is Numerics.BF16_WEIGHTS else torch.float32
     return model.to(device=device, dtype=dtype).train()

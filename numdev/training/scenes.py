@@ -32,8 +32,7 @@ from numdev.settings import setting
 from numdev.training.data import NULL, Captioned, Purpose, stream
 
 SHAPES = ("circle", "square", "triangle")  # each fits into 1.04 radii around its centre
-SIZES = {"small": (3.0, 3.7), "large": (5.4, 6.2)}
-"""Radius in pixels of a picture 32 wide: from, to."""
+SIZES = {"small": (3.0, 3.7), "large": (5.4, 6.2)}  # radius in pixels of a picture 32 wide: from, to
 COLOURS = {
     "red": (1.0, -1.0, -1.0),
     "green": (-1.0, 1.0, -1.0),
@@ -238,9 +237,8 @@ def _classifier() -> Classifier:
 def labels(scene: Scene) -> list[int]:
     """The right choice of each head; -1 for a thing that is not there."""
     shown = scene.canonical
-    kind = ("", "left of", "above").index(shown.relation)
     first, second = (
         [SHAPES.index(thing.shape), [*COLOURS].index(thing.colour), [*SIZES].index(thing.size)] if thing else [-1, -1, -1]
         for thing in (shown.first, shown.second)
     )
-    return [kind, *first, *second]
+    return [("", "left of", "above").index(shown.relation), *first, *second]

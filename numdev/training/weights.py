@@ -34,8 +34,7 @@ from numdev.training.scenes import Scenes
 from numdev.training.tasks import Language, Task, TextToImage
 from numdev.training.watch import FIGURES
 
-MODEL = "model"
-"""The name of all weights together."""
+MODEL = "model"  # the name of all weights together
 
 METRICS: dict[str, tuple[str, str]] = {
     "max_difference": ("absolute", "max |W - W0|, the paper's max_difference (section V)"),

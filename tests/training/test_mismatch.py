@@ -23,12 +23,11 @@ from numdev.errors import BadInput, Unsupported
 from numdev.measurement.runner import Runner
 from numdev.operations import logprob, matmul, rmsnorm, router, scan
 from numdev.results.record import Status
-from numdev.training import models
+from numdev.training import tasks
 from numdev.training.data import Text
 from numdev.training.mismatch import EXCHANGED, KIND, Cached, Engine, Mismatches, Problem, compared, effects
-from numdev.training.tasks import Language
 
-TASK = Language(Text(), steps=2, warmup=0, batch=2, length=16, width=32, depth=2, heads=2, experts=4)
+TASK = tasks.Language(Text(), steps=2, warmup=0, batch=2, length=16, width=32, depth=2, heads=2, experts=4)
 PLAIN = Engine(Cached(FP32), rmsnorm.Eager(FP32), matmul.Torch(FP32), router.Eager(FP32), scan.Eager(FP32), logprob.Torch(FP32))
 NARROW = Engine(
     Cached(BF16, splits=2, cache=Cast.parse("e4m3fn:saturate")),
@@ -42,14 +41,14 @@ NARROW = Engine(
 OPERATIONS = tuple(EXCHANGED)
 
 
-def untrained() -> models.LanguageModel:
+def untrained() -> tasks.LanguageModel:
     made = TASK.model(0)
-    assert isinstance(made, models.LanguageModel)
+    assert isinstance(made, tasks.LanguageModel)
     return made
 
 
 @pytest.fixture(scope="module")
-def model() -> models.LanguageModel:
+def model() -> tasks.LanguageModel:
     """Its head and its gates are not 0."""
     made = untrained()
     generator = torch.Generator().manual_seed(1)
@@ -146,11 +145,11 @@ class TestCompared:
 
 
 class TestEngine:
-    def test_in_fp32_is_the_model(self, model: models.LanguageModel, tokens: Tensor) -> None:
+    def test_in_fp32_is_the_model(self, model: tasks.LanguageModel, tokens: Tensor) -> None:
         expected = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
         assert (PLAIN.log_probabilities(model, tokens) - expected).abs().max() < 2e-5  # 100 u times logits below 4
 
-    def test_in_fp64_is_the_model_in_fp64(self, model: models.LanguageModel, tokens: Tensor) -> None:
+    def test_in_fp64_is_the_model_in_fp64(self, model: tasks.LanguageModel, tokens: Tensor) -> None:
         golden = untrained().double()
         golden.load_state_dict(model.state_dict())
         expected = golden.hidden(tokens[:, :-1]).detach() @ golden.out.weight.detach().T  # the logits are cast to FP32
@@ -158,13 +157,13 @@ class TestEngine:
         assert (Engine.exact().log_probabilities(golden, tokens) - expected).abs().max() < 1e-12
 
     @pytest.mark.parametrize("name", OPERATIONS)
-    def test_each_operation_is_exchanged_alone(self, model: models.LanguageModel, tokens: Tensor, name: str) -> None:
+    def test_each_operation_is_exchanged_alone(self, model: tasks.LanguageModel, tokens: Tensor, name: str) -> None:
         engine = PLAIN.exchanged(NARROW, (name,))
         assert {one.name for one in fields(Engine) if getattr(engine, one.name) != getattr(PLAIN, one.name)} <= {*EXCHANGED[name]}
         d = engine.log_probabilities(model, tokens) - PLAIN.log_probabilities(model, tokens)
         assert 1e-5 < d.abs().max() < 1
 
-    def test_results_that_calls_share_are_those_of_each_alone(self, model: models.LanguageModel, tokens: Tensor) -> None:
+    def test_results_that_calls_share_are_those_of_each_alone(self, model: tasks.LanguageModel, tokens: Tensor) -> None:
         kept: dict[Any, Any] = {}
         for own in subsets(("attention", "rmsnorm", "scan", "logprob")):
             engine = PLAIN.exchanged(NARROW, own)
@@ -175,7 +174,7 @@ class TestEngine:
         assert PLAIN.exchanged(NARROW, OPERATIONS) == NARROW
         assert PLAIN.exchanged(NARROW, ()) == PLAIN
 
-    def test_the_residual_stream_is_rounded_after_each_addition_and_nothing_else(self, model: models.LanguageModel) -> None:
+    def test_the_residual_stream_is_rounded_after_each_addition_and_nothing_else(self, model: tasks.LanguageModel) -> None:
         seen: list[Tensor] = []
         norms = [
             module for name, module in model.named_modules() if name == "norm" or name.endswith(("attention_norm", "mlp_norm"))
@@ -191,14 +190,14 @@ class TestEngine:
         assert all(bool((x == x.bfloat16().float()).all()) for x in seen)
         assert not bool((narrow == narrow.float().bfloat16()).all())
 
-    def test_rows_of_a_call_do_not_matter_to_products_row_by_row(self, model: models.LanguageModel, tokens: Tensor) -> None:
+    def test_rows_of_a_call_do_not_matter_to_products_row_by_row(self, model: tasks.LanguageModel, tokens: Tensor) -> None:
         engine = replace(PLAIN, matmul=matmul.Torch(FP64))  # whose order of summation rounds far below FP32
         whole, parts = (replace(engine, batch=batch).log_probabilities(model, tokens) for batch in (0, 7))
         assert (whole - parts).abs().max() < 1e-6
 
     def test_refuses_a_model_whose_attention_it_does_not_see(self, tokens: Tensor) -> None:
         blind = untrained()
-        blind.blocks[1].attention = models.DeltaRule(TASK.width, TASK.heads)
+        blind.blocks[1].attention = tasks.DeltaRule(TASK.width, TASK.heads)
         with pytest.raises(Unsupported, match="nowhere"), pytest.warns(UserWarning, match="no call"):
             PLAIN.log_probabilities(blind, tokens)
 
@@ -216,19 +215,19 @@ def test_a_cache_in_e4m3_rounds_keys_and_values_by_token() -> None:
 def test_the_scan_of_the_model_is_that_of_the_operation() -> None:
     q, k, v, g, beta = scan.Problem(heads=3, n=20, key=8, value=4).inputs(0).values()
     expected = scan.Eager(FP64)(q, k, v, g, beta, rule=scan.Rule.DELTA).tensors()["o"]
-    assert torch.allclose(models.scan(q, k, v, g, beta), expected, rtol=0, atol=1e-14)
+    assert torch.allclose(tasks.scan(q, k, v, g, beta), expected, rtol=0, atol=1e-14)
 
 
 def test_the_router_of_the_model_is_that_of_the_operation() -> None:
     x, w = router.Problem(tokens=50, experts=6, k=2, hidden=16).inputs(0).values()
     expected = router.Eager(FP64)(x, w, k=2, score=router.Score.SOFTMAX).tensors()["weights"]
-    assert torch.allclose(models.route(x, w, 2), expected, rtol=0, atol=1e-14)
+    assert torch.allclose(tasks.route(x, w, 2), expected, rtol=0, atol=1e-14)
 
 
 def test_experts_compute_the_tokens_that_are_routed_to_them() -> None:
-    experts = models.Experts(16, 5)
+    experts = tasks.Experts(16, 5)
     x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
-    weights = models.route(x, experts.router, 2)
+    weights = tasks.route(x, experts.router, 2)
     assert ((weights > 0).sum(-1) == 2).all()
     expected = torch.stack([weights[..., i, None] * one(x) for i, one in enumerate(experts.experts)]).sum(0)
     assert torch.allclose(experts(x), expected, atol=1e-6)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -130,55 +131,49 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
     def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
-        compared = _Compared(self, call, {"step": self._step, "call": number, "layer": layer})
-        return call.shaped(compared.out(call.q, call.k, call.v))
+        records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
 
+        def leaf(name: str, x: Tensor) -> Tensor:
+            if name == REFERENCE:
+                return x.detach().requires_grad_(records)
+            # FP64 gives a variant's result its own format, and not the model's.
+            return x.detach().double().requires_grad_(records and not isinstance(self.subjects[name], ForwardAlone))
 
-class _Compared(Beside):
-    """One call: the reference's result for the model, and the variants' beside it."""
+        record = partial(self._record, {"step": self._step, "call": number, "layer": layer})
+        return call.shaped(Beside(self.subjects, record, (call.mask, call.scale), leaf).out(call.q, call.k, call.v))
 
-    def __init__(self, log: shadow, call: Call, place: dict[str, Any]) -> None:
-        super().__init__(log.subjects, self._record, call.mask, call.scale)
-        self._log, self._place = log, place
-        self._records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
-
-    def leaf(self, name: str, x: Tensor) -> Tensor:
-        """A variant takes FP64, which gives its result its own format, and not the model's."""
-        if name == REFERENCE:
-            return x.detach().requires_grad_(self._records)
-        return x.detach().double().requires_grad_(self._records and not isinstance(self.attentions[name], ForwardAlone))
-
-    def _record(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+    def _record(self, place: dict[str, Any], call: Beside, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
         """Those of the reference, in the dtype of the model; and a row for each subject, reference, output and head."""
-        wide = tuple(x.detach().double() for x in (*self.leaves[REFERENCE], *(() if do is None else (do,))))
+        wide = tuple(x.detach().double() for x in (*call.leaves[REFERENCE], *(() if do is None else (do,))))
         direction, outputs = ("forward", ("out",)) if do is None else ("backward", _GRADIENTS)
-        golden, values = self._golden(wide), {name: _heads(own) for name, own in results.items()}
+        golden, values = _golden(wide, call.how), {name: _heads(own) for name, own in results.items()}
         for name, own in values.items():
-            subject = self._log.subjects[name]
+            subject = self.subjects[name]
             rounds = subject.primal if direction == "forward" else subject
             formats: list[Format] = [rounds.formats[output] for output in outputs]
             if name == REFERENCE:  # its results are in the model's dtype: the coarser of the two formats
-                model = format_of(self.leaves[name][0].dtype)
+                model = format_of(call.leaves[name][0].dtype)
                 formats = [max(fmt, model, key=lambda one: one.u) for fmt in formats]
             rounded = rounds.round_inputs(*wide)
             same = all(torch.equal(a.double(), b) for a, b in zip(rounded, wide, strict=True))
-            against = {"golden": golden, "golden_same_inputs": golden if same else self._golden(rounded)}
+            against = {"golden": golden, "golden_same_inputs": golden if same else _golden(rounded, call.how)}
             if name != REFERENCE:
                 against[REFERENCE] = values[REFERENCE]
             for reference, expected in against.items():
                 for output, fmt, samples, others in zip(outputs, formats, own, expected, strict=True):
                     for head, (sample, other) in enumerate(zip(samples, others, strict=True)):
-                        place = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
-                        self._log.rows.append(self._place | place | compare(sample, other, fmt).metrics())
+                        where = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
+                        self.rows.append(place | where | compare(sample, other, fmt).metrics())
         return results[REFERENCE]
 
-    def _golden(self, inputs: Inputs) -> list[list[Sample]]:
-        """Exact O of q, k and v; with dO as well, the exact gradients."""
-        if len(inputs) == 3:
-            return _heads((Exact()(*inputs, *self.how).out,))
-        q, k, v, do = inputs
-        gradients = ExactBackward()(q, k, v, do, *self.how)
-        return _heads((gradients.dq, gradients.dk, gradients.dv))
+
+def _golden(inputs: Inputs, how: Any) -> list[list[Sample]]:
+    """Exact O of q, k and v; with dO as well, the exact gradients."""
+    if len(inputs) == 3:
+        return _heads((Exact()(*inputs, *how).out,))
+    q, k, v, do = inputs
+    gradients = ExactBackward()(q, k, v, do, *how)
+    return _heads((gradients.dq, gradients.dk, gradients.dv))
 
 
 def _heads(results: Inputs) -> list[list[Sample]]:

@@ -11,7 +11,7 @@ held whole: four products for each call, and 8 bytes for each entry of P until i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -181,27 +181,25 @@ class ExactCall:
 Inputs = tuple[Tensor, ...]
 
 
+@dataclass(eq=False)
 class Beside:
     """One call that implementations compute beside each other, each on leaves of its own.
 
-    `result` makes what the model gets of the O of each; and then, with dO, of the gradients of each that records them.
+    `result` makes what the model gets of the O of each; and then, with dO, of the gradients of each that records them. `leaf` is
+    q, k or v as an implementation takes it.
     """
 
-    def __init__(self, attentions: Mapping[str, Any], result: Result, mask: Mask, scale: float | None) -> None:
-        self.attentions, self.result, self.how = attentions, result, (mask, scale)
-        self.leaves, self.outs = dict[str, Inputs](), dict[str, Tensor]()
-
-    def leaf(self, name: str, x: Tensor) -> Tensor:
-        """q, k or v as an implementation takes it."""
-        return x.detach().requires_grad_()
+    attentions: Mapping[str, Any]
+    result: Callable[[Beside, Mapping[str, Inputs], Tensor | None], Inputs]  # no method of this object, which holds tensors
+    how: tuple[Mask, float | None]
+    leaf: Callable[[str, Tensor], Tensor] = lambda _, x: x.detach().requires_grad_()
+    leaves: dict[str, Inputs] = field(default_factory=dict)
+    outs: dict[str, Tensor] = field(default_factory=dict)
 
     def out(self, *inputs: Tensor) -> Tensor:
         """O of q, k and v, whose gradients can be computed once."""
         out: Tensor = _Beside.apply(self, *inputs)  # type: ignore[no-untyped-call]
         return out
-
-
-Result = Callable[[Mapping[str, Inputs], Tensor | None], Inputs]
 
 
 class _Beside(torch.autograd.Function):
@@ -212,7 +210,7 @@ class _Beside(torch.autograd.Function):
             call.leaves[name] = tuple(call.leaf(name, x) for x in inputs)
             with torch.enable_grad():
                 call.outs[name] = attention.attend(*call.leaves[name], *call.how)
-        return call.result({name: (out.detach(),) for name, out in call.outs.items()}, None)[0]
+        return call.result(call, {name: (out.detach(),) for name, out in call.outs.items()}, None)[0]
 
     @staticmethod
     @once_differentiable
@@ -220,7 +218,7 @@ class _Beside(torch.autograd.Function):
         call, grad = ctx.call, torch.autograd.grad
         recorded = {name: out for name, out in call.outs.items() if out.requires_grad}
         results = {name: grad(x, call.leaves[name], do.to(x.dtype), retain_graph=True) for name, x in recorded.items()}
-        return None, *call.result(results, do)
+        return None, *call.result(call, results, do)
 
 
 _PRIME = 2**31 - 1
@@ -242,9 +240,9 @@ class Noise:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         attentions = {"plain": VanillaBackward(self.attention.format), "other": self.attention}
-        return Beside(attentions, self._mixed, mask, scale).out(q, k, v)
+        return Beside(attentions, self._mixed, (mask, scale)).out(q, k, v)
 
-    def _mixed(self, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
+    def _mixed(self, _: Beside, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
         """Results of plain attention with errors, in their dtype; the seed is a sum of the bits of O or dO times their places."""
         x, mixed = results["plain"][0] if do is None else do, list[Tensor]()
         bits = x.detach().float().contiguous().view(-1).view(torch.int32).long()

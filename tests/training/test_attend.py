@@ -27,16 +27,13 @@ from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.exact import ExactBackward
 from numdev.attention.mask import Mask
 from numdev.attention.naive import NaiveBackward
-from numdev.attention.precision import BackwardPrecision
-from numdev.attention.tiled import TiledBackward
 from numdev.attention.triton import TritonBackward
 from numdev.attention.vendor.sdpa import SdpaBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.errors import BadInput, Unsupported
 from numdev.training.attend import MaskReader, Variant
+from tests.training.toy import KERNEL, TILED
 
-KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
-TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))
 EXACT, EAGER = ExactBackward(), NaiveBackward.eager(BF16)
 TINY = {"embed_dim": 16, "num_heads": 4, "batch_first": True}
 

@@ -23,7 +23,6 @@ from torch.nn import functional
 import numdev as nd
 from numdev.arithmetic.formats import BF16
 from numdev.attention.exact import Exact, ExactBackward
-from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.doctor import (
@@ -43,6 +42,7 @@ from numdev.training.doctor import (
 )
 from tests.cases import Inputs, draw_all, on
 from tests.training.spiking import AT, CASES, STEPS, Case, heavy_first_key, kernel, nothing
+from tests.training.toy import TILED
 
 STAYS = r": with exact attention the loss stays at 0\.\S+, not \S+\. One exact step is enough: "
 LARGE = r"Head 1 of layers\.1 \(logits of std 3\d\d, P saturates in 9\d% of rows, an error of \S+\)"
@@ -276,8 +276,7 @@ class TestRefused:
             next(iter(Case().set_up(tmp_path)[0]))
 
 
-TILES, CAUSAL, HEADS = nd.Tiling(4, 4), nd.Mask(causal=True), 4
-TILED = TiledBackward(nd.Tiled(nd.Precision.kernel(BF16), TILES), BackwardPrecision.kernel(BF16), TILES)
+CAUSAL, HEADS = nd.Mask(causal=True), 4
 
 
 class Model(nn.Module):

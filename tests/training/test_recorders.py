@@ -18,14 +18,11 @@ from numdev.arithmetic.formats import BF16, FP32
 from numdev.attention.exact import ExactBackward
 from numdev.attention.naive import NaiveBackward
 from numdev.attention.operation import ATTENTION_BACKWARD
-from numdev.attention.precision import BackwardPrecision
-from numdev.attention.tiled import TiledBackward
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.measurement.metrics import METRICS, Deviation
 from tests.training.test_attend import dense
+from tests.training.toy import KERNEL, TILED
 
-KERNEL = nd.Tiled(nd.Precision.kernel(BF16), nd.Tiling(4, 4))
-TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), nd.Tiling(4, 4))
 EAGER = NaiveBackward.eager(FP32)
 PLACES = ("step", "call", "layer", "pass", "output", "head", "subject", "reference")
 

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from numdev.arithmetic.formats import FP32, Format
+from numdev.arithmetic.formats import BF16, FP32, Format
+from numdev.attention.precision import BackwardPrecision, Precision
+from numdev.attention.tiled import Tiled, TiledBackward
+from numdev.attention.tiling import Tiling
 from numdev.attention.vendor.vanilla import VanillaBackward
 from numdev.training.loop import Trained, train
 from numdev.training.run import Run
@@ -19,6 +22,8 @@ from numdev.training.tasks import Batch, Samples, Task
 
 CPU = torch.device("cpu")
 VANILLA = VanillaBackward(FP32)
+KERNEL = Tiled(Precision.kernel(BF16), Tiling(4, 4))
+TILED = TiledBackward(KERNEL, BackwardPrecision.kernel(BF16), Tiling(4, 4))
 
 
 class Model(nn.Module):

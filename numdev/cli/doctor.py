@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from numdev.cli.compare import parsed
 from numdev.errors import BadInput
@@ -31,13 +34,15 @@ def run(arguments: Sequence[str]) -> int:
     places = {"what": "a folder, or package.module:setup"}
     what = parsed("numdev doctor", (_PURPOSE, _RULES), places, {}, arguments).what
     folder = _done(what) if ":" in what else Path(what)
+    if (folder / "diagnosis.json").is_file():  # that of a rank
+        folder = folder.parent
     ranks = sorted((path for path in folder.glob("rank*") if path.name[4:].isdecimal()), key=lambda path: int(path.name[4:]))
-    if missing := [path.name for path in ranks or [folder] if not (path / "diagnosis.json").is_file()]:
+    if missing := [path.name for path in ranks or [folder] if not ranks or not (path / "diagnosis.json").is_file()]:
         hint = "give the folder of a loop over nd.doctor that has ended, or package.module:setup"
         raise BadInput("what", what, f"{missing[0]} holds no diagnosis; {hint}")
     every = [json.loads((path / "diagnosis.json").read_bytes()) for path in ranks]
     heads = [{"rank": rank, **head} for rank, own in enumerate(every) for head in own["heads"]]
-    diagnosis = every[0] | {"heads": sorted(heads, key=lambda head: -head["error"])}
+    diagnosis = every[0] | {"heads": sorted(heads, key=_most)}
     lines = [f"{diagnosis['verdict'].upper()}: {diagnosis['sentence']}"]
     for each in diagnosis["replays"]:
         peak = "not finite" if each["peak"] is None else f"{each['peak']:.4g}"
@@ -45,6 +50,11 @@ def run(arguments: Sequence[str]) -> int:
     write_atomically(folder / "doctor.html", write_diagnosis(diagnosis))
     output().print("\n".join([*lines, f"page: {folder / 'doctor.html'}"]), markup=False, highlight=False, soft_wrap=True)
     return _CODES[diagnosis["verdict"]]
+
+
+def _most(head: Mapping[str, Any]) -> float:
+    """The order of heads: an error that is not finite is null."""
+    return -math.inf if head["error"] is None else -head["error"]
 
 
 def _done(name: str) -> Path:
@@ -58,5 +68,10 @@ def _done(name: str) -> Path:
         raise BadInput("what", name, "return an nd.doctor, and a function that does the step of a batch and returns its loss")
     batches, step = made
     for batch in batches:
-        batches.note(step(batch))
+        try:
+            loss = step(batch)
+        except Exception as error:  # its exit code would be that of a verdict
+            traceback.print_exc()
+            raise BadInput("what", name, f"its step ends with {type(error).__name__}, see above") from error
+        batches.note(loss)
     return batches.folder.parent

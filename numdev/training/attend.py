@@ -119,19 +119,23 @@ class CallCounts:
             why = "it called torch.nn.functional.scaled_dot_product_attention nowhere"
             raise Unsupported("model", f"{why}; choose its sdpa implementation (attn_implementation='sdpa', need_weights=False)")
         if self.missed:
-            raise Unsupported("model", f"attention ran elsewhere, and was not exchanged: {self._ran()}")
+            raise Unsupported("model", f"attention ran elsewhere, and was not exchanged: {self.ran()}")
 
     def warn(self, who: str, hint: str = "", *, stacklevel: int = 3) -> None:
         """Warn where there was no call or one was missed, for the caller of a context that ends."""
         if not self.calls:
-            ran = f"; it ran {self._ran()}" if self.missed else ""
+            ran = f"; it ran {self.ran()}" if self.missed else ""
             warnings.warn(f"{who}: no call of scaled_dot_product_attention was made{ran}{hint}", stacklevel=stacklevel)
         elif self.missed:
-            warnings.warn(f"{who}: attention ran elsewhere, and was not exchanged: {self._ran()}", stacklevel=stacklevel)
+            warnings.warn(f"{who}: attention ran elsewhere, and was not exchanged: {self.ran()}", stacklevel=stacklevel)
 
-    def _ran(self) -> str:
+    def ran(self) -> str:
         counts = [f"{count} of {name}" for name, count in self.elsewhere.items()]
         return ", ".join(counts[:_NAMED]) + (f" and {len(counts) - _NAMED} others" if len(counts) > _NAMED else "")
+
+
+Onward = Callable[..., Tensor]
+"""Computes a call, or one of other `Arguments`, without who answers: by the next on the stack, in the end by torch's function."""
 
 
 class Interception(ABC):
@@ -145,8 +149,8 @@ class Interception(ABC):
         self.seen, self._reader = CallCounts(), MaskReader(read_masks, drops=dropout)
 
     @abstractmethod
-    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
-        """O. `onward` computes it without this one: by the next on the stack, in the end by torch's function."""
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
+        """O."""
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -256,7 +260,11 @@ def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
         top = stack[-1]
         top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
-            return top.answer(Arguments(*args, **kwargs), lambda: _ask(args, kwargs, stack[:-1]))
+
+            def onward(own: Arguments | None = None) -> Tensor:
+                return _ask(args, kwargs, stack[:-1]) if own is None else _ask((), own.named, stack[:-1])
+
+            return top.answer(Arguments(*args, **kwargs), onward)
         except NumdevError:
             top.seen.calls -= 1
             raise
@@ -404,6 +412,11 @@ class Arguments:
     scale: float | None = None
     enable_gqa: bool = False
     softcap: float | None = None
+
+    @property
+    def named(self) -> dict[str, Any]:
+        """As torch's function takes them, which has no softcap."""
+        return {name: value for name, value in vars(self).items() if name != "softcap" or value is not None}
 
     def cast(self) -> Arguments:
         """Within autocast with q, k and v in its dtype: torch's function is on autocast's list. FP64 is left alone, as there."""

@@ -11,6 +11,7 @@ A `HeadLog` sees each call meanwhile, and how far its heads deviate from exact a
 from __future__ import annotations
 
 import copy
+import hashlib
 import io
 import json
 import math
@@ -26,6 +27,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils._pytree import tree_leaves
 
 from numdev.arithmetic.formats import FP64, Format, format_of
 from numdev.arithmetic.rounding import Cast
@@ -42,13 +44,14 @@ from numdev.errors import BadInput
 from numdev.measurement.metrics import largest_singular
 from numdev.results.record import WINDOW, spike_limit, write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import Arguments, Call, ForwardAlone, Variant, trainable
+from numdev.training.attend import Arguments, Call, ForwardAlone, Onward, Variant, trainable
 from numdev.training.recorders import Recorder
 from numdev.training.run import moved
 from numdev.training.watch import ExactCall, policy_of
 
 _AFTER = 5  # steps that follow a spike, and steps before it from which on a replay may spike
 _SHOWN = 5  # heads
+_REPEATS = 1e-3  # how far the first loss of a replay may be from the run's, relative to it: sums on a GPU vary in their order
 RUN, AGAIN, NUDGED = "the run", "the same attention", "the same attention, one weight moved by a last place"
 EXACT, ALONE, EMULATED = "exact attention", "exact attention in the head that errs most", "tiled emulation of the attention"
 STEP = "one step exact: "
@@ -118,8 +121,13 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
     `numdev.training.doctor.FIGURES`. A killed run goes on from the last checkpoint but one, if the same batches are given again.
     Under `torch.distributed` the loss is the mean over processes, so that all replay together; rank 0 says which head errs most.
 
+    Attributes:
+        step: the number of the step whose batch the loop has got.
+        replay: what it is replayed with, or empty in the run itself.
+        diagnosis: what was found, when the loop has ended.
+
     Args:
-        model: is saved, and restored for each replay.
+        model: is saved with its gradients, and restored for each replay.
         batches: what the loop takes, a copy of each.
         steps: how many, or their numbers as a range; fewer where the batches end.
         state: whatever else a step changes and has `state_dict`, such as the optimizer, its scheduler, a loss scaler.
@@ -142,19 +150,25 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         batches: Iterable[Item],
         *,
         steps: int | range,
-        state: Iterable[Any] = (),
+        state: Iterable[Any] | Any = (),
         attention: Variant | None = None,
         folder: Path | str = "doctor",
         every: int = 10,
         heads: int | None = 1,
         checkpoint: int = 50,
     ) -> None:
-        self._steps, self._interval = steps if isinstance(steps, range) else range(steps), checkpoint
-        numbers = {"steps": len(self._steps), "every": every, "heads": heads, "checkpoint": checkpoint}
+        numbers = {
+            "steps": len(steps) if isinstance(steps, range) else steps,
+            "every": every,
+            "heads": heads,
+            "checkpoint": checkpoint,
+        }
         for name, value in numbers.items():
-            if value is not None and value < 1:
-                raise BadInput(name, value, "give at least 1")
-        self._model, self._batches, self._attention, self._parts = model, batches, attention, (model, *state)
+            if not (isinstance(value, int) and value > 0) and not (name == "heads" and value is None):
+                raise BadInput(name, value, "give a whole number of at least 1")
+        self._steps, self._interval = steps if isinstance(steps, range) else range(steps), checkpoint
+        self._model, self._batches, self._attention = model, batches, attention
+        self._parts = model, *([state] if hasattr(state, "state_dict") else state)
         self._run = [self._steps.start, checkpoint, repr(attention) if is_dataclass(attention) else type(attention).__name__]
         for part in self._parts:
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -166,6 +180,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         self._losses: dict[int, float] = {}
         self._noted: tuple[float, float, bool] | None = None
         self._looks_now = False
+        self.step, self.replay = self._steps.start, ""
         self._spike, self._limit, self._replays = -1, math.inf, list[Replay]()
         self._diagnosis: Diagnosis | None = None
 
@@ -181,8 +196,10 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         place, grads = next(self._model.parameters()).device, list[Tensor]()
         if self._looks_now:  # only the rows of a log hold the norm
             grads = [x.grad for x in self._model.parameters() if x.grad is not None]
+        if isinstance(loss, Tensor) and loss.numel() != 1:
+            raise BadInput("loss", tuple(loss.shape), "give one number")
         values = loss, nn.utils.get_total_norm(grads) if grads else math.nan, spike
-        noted = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=place).detach() for x in values])
+        noted = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=place).detach().reshape(()) for x in values])
         if self._is_parallel:
             distributed.all_reduce(noted)
             noted /= distributed.get_world_size()
@@ -194,8 +211,13 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             raise self._refused("it holds a diagnosis, which numdev doctor shows")
         yield from self._train()
         if self._spike < 0:
-            about = f"in steps {min(self._losses)} to {max(self._losses)}: the largest loss is {max(self._losses.values()):.3g}"
-            self._diagnosis = Diagnosis("no spike", f"No spike {about}.")
+            first, last = min(self._losses), max(self._losses)
+            about = f"of the first {WINDOW} steps only a loss that is not finite counts"
+            largest = max((loss for step, loss in self._losses.items() if step >= first + WINDOW), default=math.nan)
+            sentence = f"No spike in steps {first + WINDOW} to {last}: the largest loss is {largest:.3g}; {about}."
+            if last < first + WINDOW:
+                sentence = f"No loss is infinite or NaN in steps {first} to {last}: {about}."
+            self._diagnosis = Diagnosis("no spike", sentence)
         else:
             left = self._saved()
             self._diagnosis = yield from self._examine()
@@ -204,14 +226,21 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     def _train(self) -> Iterator[Item]:
         """The run itself, up to some steps after a spike."""
-        start, end = self._resume(), self._steps.stop
+        start, end = self._resumed(), self._steps.stop
         for number, batch in zip(self._steps, self._batches, strict=False):
             if number >= end:
                 break
-            if number < start:
+            if start is not None and number < start:
                 continue
+            if number == start:  # after the batches before it, for which a shuffle may draw from torch's generator
+                saved = self._restore(self._checkpoints()[number].read_bytes())
+                if saved["batch"] != digest_of(batch):
+                    raise BadInput(
+                        "batches", number, "its batch is another than that of the run in the folder; give the same batches"
+                    )
+                self._losses = saved["losses"]
             if self._spike < 0 and (number - self._steps.start) % self._interval == 0:
-                self._keep(number)
+                self._keep(number, batch)
             self._held.append((number, copy.deepcopy(batch)))
             value, asked = yield from self._step(self._log, number, batch)
             if not self._log.is_idle and not self._log.seen.calls:
@@ -229,6 +258,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
     def _step(self, log: HeadLog, number: int, batch: Item) -> Generator[Item, None, tuple[float, bool]]:
         """One pass through the body of the loop; its loss, and whether replays are asked for."""
         log.step(number)
+        self.step = number
         self._noted, self._looks_now = None, log.looks_now
         with log.active():
             yield batch
@@ -241,24 +271,33 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
     def _examine(self) -> Generator[Item, None, Diagnosis]:
         """The replays; what one shows decides which follow."""
         before = [loss for number, loss in self._losses.items() if number < self._spike][-WINDOW:]
-        run = self._add(RUN, [self._losses[number] for number, _ in self._held])
-        self._limit = replay_limit(before, self._limit, run.peak)
-        if run.peak <= self._limit:
+        run, middle, limit = (
+            self._add(RUN, [self._losses[number] for number, _ in self._held]),
+            median(before or [math.nan]),
+            self._limit,
+        )
+        self._limit = replay_limit(before, limit, run.peak)
+        if run.peak <= self._limit < math.inf:
             sentence = f"No spike at step {self._spike}: the loss, {run.peak:.3g}, is not above those before it."
             return Diagnosis("no spike", sentence, self._spike)
+        # A replay without the cause may come a little above the limit of the run too.
+        usual = middle + 2 * (limit - middle) if limit < run.peak else math.inf
         log = HeadLog(self._model, self._attention, every=1)
         again = yield from self._replay(AGAIN, log)
         rows = log.rows()
         write_atomically(self.folder / "replay.parquet", pack("replay", rows))
         heads = worst_heads(rows, self._spike)
         nudged = yield from self._replay(NUDGED, HeadLog(self._model, self._attention), nudged=True)
-        exact = yield from self._replay(EXACT, HeadLog(self._model, ExactBackward()))
+        best = HeadLog(self._model, ExactBackward())
+        exact = yield from self._replay(EXACT, best)
         if again.spikes and nudged.spikes and not exact.spikes:
             place: Place = (heads[0]["layer"], heads[0]["call"], heads[0]["head"])
             yield from self._replay(ALONE, HeadLog(self._model, self._attention, exact=self._gathered(place)[0]))
             yield from self._examine_steps(self._emulation(log))
         first, replays = self._held[0][0], (replace(run, spikes=True), *self._replays[1:])
-        return Diagnosis(*judged(replays, first, heads), self._spike, first, self._limit, replays, tuple(heads[:_SHOWN]))
+        verdict, sentence = judged(replays, first, heads, usual, best.seen.ran())
+        spiked = f"The loss is {said(run.peak)} around step {self._spike}, after {middle:.3g}. {sentence}"
+        return Diagnosis(verdict, spiked, self._spike, first, self._limit, replays, tuple(heads[:_SHOWN]))
 
     def _examine_steps(self, kernel: TiledBackward) -> Iterator[Item]:
         """Passes of an emulation made exact, and steps of those that remove the spike."""
@@ -289,7 +328,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             name, index = moved(parameters)
             weight = parameters[name].detach().view(-1)[index]
             weight.mul_(1 + torch.finfo(weight.dtype).eps)
-        losses = list[float]()
+        losses, self.replay = list[float](), title
         for number, batch in self._held:
             value, _ = yield from self._step(log, number, copy.deepcopy(batch))
             losses.append(value)
@@ -313,10 +352,10 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
                 return gradients_emulation_of(attention, shape, mask)
         return TiledBackward(Tiled(forward, tiling, count=False), backward, tiling, count=False)
 
-    def _keep(self, number: int) -> None:
+    def _keep(self, number: int, batch: Item) -> None:
         """Write what the run looked at and a checkpoint, and keep the batches since the one before."""
         self._write_log()
-        data = self._saved()
+        data = self._saved(batch)
         self._loaded(data)  # what cannot be read again is refused before it is needed
         write_atomically(self.folder / f"checkpoint-{number:08d}.pt", data)
         checkpoints = self._checkpoints()
@@ -332,11 +371,13 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
     def _checkpoints(self) -> dict[int, Path]:
         return {int(path.stem[-8:]): path for path in self.folder.glob(f"checkpoint-{'[0-9]' * 8}.pt")}
 
-    def _saved(self) -> bytes:
+    def _saved(self, batch: Item | None = None) -> bytes:
         """Everything that the next step depends on, and the losses so far."""
         random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
         parts, buffer = [part.state_dict() for part in self._parts], io.BytesIO()
-        torch.save({"parts": parts, "random": random, "run": self._run, "losses": self._losses}, buffer)
+        grads = [x.grad for x in self._model.parameters()]  # of several steps, before the optimizer's next one
+        rest = {"random": random, "run": self._run, "losses": self._losses}
+        torch.save({"parts": parts, "grads": grads, "batch": digest_of(batch), **rest}, buffer)
         return buffer.getvalue()
 
     def _restore(self, data: bytes) -> dict[str, Any]:
@@ -349,7 +390,8 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
                 part.load_state_dict(state)
         except (RuntimeError, ValueError, KeyError) as error:
             raise self._refused(f"its checkpoint does not fit the model or the state ({str(error).splitlines()[0]})") from error
-        self._model.zero_grad(set_to_none=True)
+        for weight, grad in zip(self._model.parameters(), saved["grads"], strict=True):
+            weight.grad = None if grad is None else grad.to(weight.device)
         torch.set_rng_state(saved["random"][0])
         if torch.cuda.is_available():
             torch.cuda.set_rng_state_all(saved["random"][1:])
@@ -362,15 +404,14 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             raise self._refused("a checkpoint is damaged, or state holds more than tensors, numbers and text") from error
         return saved
 
-    def _resume(self) -> int:
-        """The step to go on from: that of the first checkpoint that every process has, or the first step."""
+    def _resumed(self) -> int | None:
+        """The step to go on from: that of the first checkpoint that every process has, if there is one."""
         own = self._checkpoints()
         common = set.intersection(*map(set, self._gathered(set(own))))
         for step in own.keys() - common:
             own[step].unlink()
         if not common:
-            return self._steps.start
-        self._losses = self._restore(own[min(common)].read_bytes())["losses"]
+            return None
         warnings.warn(f"doctor: goes on from step {min(common)} of {self.folder}", stacklevel=4)
         return min(common)
 
@@ -383,6 +424,17 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         if self._is_parallel:
             distributed.all_gather_object(values, value)
         return values
+
+
+def digest_of(batch: Any) -> str:
+    """The same for batches of the same tensors and numbers."""
+    found = hashlib.sha256()
+    for leaf in tree_leaves(batch):
+        is_tensor = isinstance(leaf, Tensor) and leaf.layout is torch.strided
+        held = leaf.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() if is_tensor else b""
+        text = str(tuple(leaf.shape)) if is_tensor else repr(leaf) if isinstance(leaf, (int, float, str)) else type(leaf).__name__
+        found.update(text.encode() + held)
+    return found.hexdigest()
 
 
 def replay_limit(before: Sequence[float], limit: float, peak: float) -> float:
@@ -402,7 +454,8 @@ def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[s
     """For each head the row up to the spike in which it errs most, with its `error`; the head that errs most comes first.
 
     The error is that of O over its size, or if that is more, of dQ over the root mean square of all dQ of the step: a head that
-    has hardly a gradient errs much of its own.
+    has hardly a gradient errs much of its own. It is infinite, and the earliest such row counts, where exact O or dQ is finite
+    and that of the attention is not.
     """
     squares, worst = defaultdict[int, list[float]](list), dict[Place, Mapping[str, Any]]()
     for row in rows:
@@ -410,36 +463,52 @@ def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[s
     for row in rows:
         own, place = squares[row["step"]], (row["layer"], row["call"], row["head"])
         pairs = (row["out_rmse"], row["out_size"]), (row["dq_rmse"], math.sqrt(math.fsum(own) / len(own)))
-        error = max(part / size if size > 0 else 0.0 for part, size in pairs)  # 0 for one that is not known
+        ratios = (part / size if math.isfinite(part) else math.inf for part, size in pairs if 0 < size < math.inf)
+        error = max(ratios, default=0.0)  # 0 for one that is not known
         if row["step"] <= spike and not (place in worst and error <= worst[place]["error"]):
             worst[place] = {**row, "error": error}
-    return sorted(worst.values(), key=lambda row: -row["error"])
+    return sorted(worst.values(), key=lambda row: (-row["error"], row["step"]))
 
 
-def judged(replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """Verdict and sentence."""
+def judged(
+    replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, Any]], usual: float, missed: str
+) -> tuple[str, str]:
+    """Verdict and sentence; `usual` is the largest loss that is no sign of a spike, `missed` is what was not made exact."""
     run, again, nudged, exact, *rest = replays
-    stays = f"with exact attention the loss stays at {exact.peak:.3g}, not {run.peak:.3g}"
+    stays = f"with exact attention the loss stays at {said(exact.peak)}, not {said(run.peak)}"
+    why = "a step changes something that is not in state, or is not deterministic"
+    if not math.isclose(run.losses[0], again.losses[0], rel_tol=_REPEATS):
+        return "undecided", f"With {AGAIN} the loss of step {first} is {again.losses[0]:.4g}, not {run.losses[0]:.4g}: {why}."
     if not again.spikes:
-        why = "a step changes something that is not in state, or is not deterministic"
-        return "undecided", f"With {AGAIN} from step {first} on the loss stays at {again.peak:.3g}, not {run.peak:.3g}: {why}."
+        return "undecided", f"With {AGAIN} from step {first} on it stays at {said(again.peak)}: {why}."
+    if missed:
+        return "undecided", f"Exact attention replaces no other attention, and this ran beside it: {missed}."
     if exact.spikes:
-        also = f"Exact attention from step {first} on also spikes (loss {exact.peak:.3g})"
+        also = f"Exact attention from step {first} on also spikes (loss {said(exact.peak)})"
         return "not attention", f"{also}: attention is not the cause."
     if not nudged.spikes:
-        chance = f"so it does with one weight moved by a last place ({nudged.peak:.3g})"
+        chance = f"so it does with one weight moved by a last place ({said(nudged.peak)})"
         return "undecided", f"{stays.capitalize()}, but {chance}: any change may move this spike. Ask again with other seeds."
+    if exact.peak > usual:
+        part = f"With exact attention from step {first} on the loss still rises to {said(exact.peak)}"
+        return "undecided", f"{part}: attention makes the spike larger, and is not its only cause."
     others, head = {each.title: each for each in rest}, heads[0]
-    facts = [f"logits of std {head['logit_std']:.3g}"]
+    finite = math.isfinite(head["logit_std"])
+    facts = [f"logits of std {head['logit_std']:.3g}" if finite else f"a largest logit of {head['largest_logit']:.3g}"]
     facts += [f"P saturates in {head['saturated']:.0%} of rows"] * (head["saturated"] > 0.5)
     facts += [f"keys share the largest score in {head['tied']:.0%} of rows"] * (head["tied"] > 0.5)
-    name = f"head {head['head']} of {head['layer'] or 'the model'} ({', '.join(facts)}, an error of {head['error']:.2g})"
-    place = f"no head alone; {name} errs most" if others[ALONE].spikes else name
+    name = f"head {head['head']} of {head['layer'] or 'the model'}"
+    about = f"({', '.join(facts)}, an error of {head['error']:.2g})"
+    place = f"not {name} alone, which errs most {about}" if others[ALONE].spikes else f"{name} {about}"
     healing = [each.title.removeprefix(STEP) for each in rest if each.title.startswith(STEP) and not each.spikes]
     step = f"One exact step is enough: {'; '.join(healing)}" if healing else "No exact step alone removes the spike"
     if EMULATED in others and others[EMULATED].spikes is False:
         step = "Its tiled emulation does not spike, so that no step is named"
     return "attention", f"{place[0].upper()}{place[1:]}: {stays}. {step}."
+
+
+def said(loss: float) -> str:
+    return f"{loss:.3g}" if math.isfinite(loss) else "what is not finite"
 
 
 class HeadLog(Recorder):
@@ -457,7 +526,7 @@ class HeadLog(Recorder):
         self._policy = policy_of(attention.primal) if isinstance(attention, (Backward, ForwardAlone)) else None
         self._every, self._heads, self._exact = every, heads, exact
         self._looks: list[_Look] = []
-        self._figures: list[tuple[list[_Look], Tensor]] = []
+        self._figures: list[tuple[list[tuple[dict[str, Any], int]], Tensor]] = []  # places, and the first of their heads
         self.of_step: dict[int, dict[str, float]] = {}
         self.last: tuple[Shape, Format, Mask]
 
@@ -477,16 +546,17 @@ class HeadLog(Recorder):
         with nullcontext() if self.is_idle else super().active():
             yield
 
-    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         number, layer = self._call()
         replaces = self._exact is not None and self._exact[:2] == (layer, number)
         if self._attention is None and not self.looks_now and not replaces:
             return onward()
+        q = arguments.query.view_as(arguments.query)  # a node of its own, whose gradient is dQ of this call alone
+        arguments = replace(arguments, query=q)
         call = Call.of(arguments, self._reader)
-        if self._attention is None:  # its dQ is that of the model's q, which nothing else is made of
-            q, out = arguments.query, onward().reshape(*call.q.shape[:3], call.v.shape[-1])
+        if self._attention is None:
+            out = onward(arguments).reshape(*call.q.shape[:3], call.v.shape[-1])
         else:
-            q = call.q.view_as(call.q)  # a node of its own, whose gradient is dQ of this call alone
             out = self._attention.attend(q, call.k, call.v, call.mask, call.scale)
         if self.looks_now:
             self._look(call, q, out, {"step": self._step, "layer": layer, "call": number})
@@ -525,7 +595,7 @@ class HeadLog(Recorder):
             at_once = max(_AT_ONCE // scores, 1)
             for first in range(0, len(same), at_once):
                 some = same[first : first + at_once]
-                self._figures.append((some, self._compared(some)))
+                self._figures.append(([(look.place, look.first) for look in some], self._compared(some)))
 
     @torch.no_grad()
     def _compared(self, looks: list[_Look]) -> Tensor:
@@ -562,11 +632,11 @@ class HeadLog(Recorder):
         """One for each step, call and head since the last time; waits for the device."""
         self._write()
         figures, self._figures, rows = self._figures, [], list[dict[str, Any]]()
-        for looks, values in figures:
-            for look, of_look in zip(looks, values.unflatten(1, (len(looks), -1)).unbind(1), strict=True):
-                for head, column in enumerate(of_look.T.tolist(), look.first):
-                    step = self.of_step.get(look.place["step"], {})
-                    rows.append({**look.place, "head": head, **step, **dict(zip(FIGURES, column, strict=True))})
+        for places, values in figures:
+            for (place, first), of_call in zip(places, values.unflatten(1, (len(places), -1)).unbind(1), strict=True):
+                for head, column in enumerate(of_call.T.tolist(), first):
+                    step = self.of_step.get(place["step"], {})
+                    rows.append({**place, "head": head, **step, **dict(zip(FIGURES, column, strict=True))})
         return sorted(rows, key=lambda row: (row["step"], row["call"], row["head"]))
 
 

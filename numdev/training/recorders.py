@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from numdev.errors import BadInput, NumdevError, Unsupported, one_of
 from numdev.measurement.metrics import Sample, compare
 from numdev.results.record import write_atomically
 from numdev.results.store import pack
-from numdev.training.attend import Arguments, Call, ForwardAlone, Interception, Variant, callers, trainable
+from numdev.training.attend import Arguments, Call, ForwardAlone, Interception, Onward, Variant, callers, trainable
 from numdev.training.watch import Beside, Inputs
 
 REFERENCE = "reference"
@@ -128,7 +128,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
             raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
         write_atomically(Path(path), pack("shadow", self.rows))
 
-    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         call = Call.of(arguments, self._reader)
         number, layer = self._call()
         records = torch.is_grad_enabled() and any(x.requires_grad for x in (call.q, call.k, call.v))
@@ -229,7 +229,7 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
                 raise BadInput("layers", layer, one_of(layer, modules))
         self._tensors, self._notes, self._called = dict[str, Tensor](), dict[str, dict[str, Any]](), dict[str, int]()
 
-    def answer(self, arguments: Arguments, onward: Callable[[], Tensor]) -> Tensor:
+    def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         number, module = self._call()
         if self._chosen is not None and self._step not in self._chosen:
             return onward()

@@ -10,6 +10,7 @@ import random
 import re
 import weakref
 from collections import deque
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,18 @@ from tests.training.toy import TILED
 
 STAYS = r": with exact attention the loss stays at 0\.\S+, not \S+\. One exact step is enough: "
 LARGE = r"Head 1 of layers\.1 \(logits of std 3\d\d, P saturates in 9\d% of rows, an error of \S+\)"
-MANY = r"No head alone; head \d of layers\.0 \(logits of std 0\.0\d+, an error of \S+\) errs most"
+MANY = r"Not head \d of layers\.0 alone, which errs most \(logits of std 0\.0\d+, an error of \S+\)"
+SPIKES = r"The loss is \S+ around step \d+, after 0\.\d+\. "
 TIED = r"Head 0 of layers\.0 \(logits of std 1\d\.\d, keys share the largest score in 100% of rows, an error of \S+\)"
 EXPECTED = {
-    "large logits": ("attention", rf"{LARGE}{STAYS}scores of the forward pass, else in bf16\."),
-    "accumulators": ("attention", rf"{MANY}{STAYS}accumulator of the forward pass, else in bf16\."),
-    "ties": ("attention", rf"{TIED}{STAYS}values of the forward pass, else in bf16\."),
-    "learning rate": ("not attention", r"Exact attention from step 40 on also spikes \(loss \S+\): attention is not the cause\."),
-    "none": ("no spike", r"No spike in steps 0 to 54: the largest loss is 0\.01\d+\."),
+    "large logits": ("attention", rf"{SPIKES}{LARGE}{STAYS}scores of the forward pass, else in bf16\."),
+    "accumulators": ("attention", rf"{SPIKES}{MANY}{STAYS}accumulator of the forward pass, else in bf16\."),
+    "ties": ("attention", rf"{SPIKES}{TIED}{STAYS}values of the forward pass, else in bf16\."),
+    "learning rate": (
+        "not attention",
+        rf"{SPIKES}Exact attention from step 40 on also spikes \(loss \S+\): attention is not the cause\.",
+    ),
+    "none": ("no spike", r"No spike in steps 40 to 54: the largest loss is 0\.01\d+; of the first 40 steps only .*"),
 }
 RATE = CASES["learning rate"]
 
@@ -125,6 +130,42 @@ class TestReplays:
         healing = [each.title for each in diagnosis.replays if each.title.startswith(STEP) and not each.spikes]
         assert healing == [f"{STEP}scores of the forward pass, else in bf16"]
 
+    @pytest.mark.parametrize("at", [10, 45])
+    def test_a_run_that_overflows_at_any_step_is_examined(self, at: int, tmp_path: Path) -> None:
+        batches, step = Case().set_up(tmp_path)
+        for batch in batches:
+            batches.note(step(batch) + (math.nan if batches.step == at else 0.0))
+        assert (batches.diagnosis.verdict, batches.diagnosis.spike) == ("not attention", at)
+        assert batches.diagnosis.sentence.startswith(f"The loss is what is not finite around step {at}, after 0.0")
+
+    def test_gradients_of_several_steps_are_restored(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1e-6)
+        batches = nd.doctor(layer, torch.randn(60, 2, 6, 16), steps=60, state=optimizer, folder=tmp_path, checkpoint=15)
+        for batch in batches:
+            loss = layer(batch).pow(3).sum().square()
+            loss.backward()
+            if batches.step % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+            batches.note(loss, spike=batches.step == 50 and not batches.replay)
+        run, again, *_ = batches.diagnosis.replays
+        assert again.losses == run.losses
+
+    def test_attention_beside_that_is_not_made_exact(self, tmp_path: Path) -> None:
+        """One layer of the model is matrix products and a softmax."""
+        batches, step = RATE.set_up(tmp_path)
+
+        def both(batch: Any) -> torch.Tensor:
+            x = torch.randn(1, 1, 4, 4)
+            return step(batch) + 0.0 * ((x @ x.mT).softmax(-1) @ x).sum()
+
+        with pytest.warns(UserWarning, match="attention ran elsewhere"):
+            deque(batches.note(both(batch)) for batch in batches)
+        assert batches.diagnosis.verdict == "undecided"
+        assert "of matrix products in a function outside of any module." in batches.diagnosis.sentence
+
     def test_on_request(self, tmp_path: Path) -> None:
         """What is asked for is a rise within the noise of the data, which exact attention has too."""
         batches, step = Case().set_up(tmp_path)
@@ -133,16 +174,18 @@ class TestReplays:
         assert (batches.diagnosis.verdict, batches.diagnosis.spike) == ("not attention", 20)
 
 
-def replay(title: str, peak: float, limit: float = 2.0) -> Replay:
-    return Replay(title, (peak,), peak, peak > limit)
+def replay(title: str, peak: float, first: float = 1.0) -> Replay:
+    return Replay(title, (first, peak), peak, peak > 2.0)
 
 
 HEAD = {"layer": "a", "head": 1, "logit_std": 340.0, "saturated": 0.9, "tied": 0.0, "error": 0.5}
 
 
 class TestJudgement:
-    def judged(self, again: float, nudged: float, exact: float) -> tuple[str, str]:
-        return judged([replay("run", 9.0), replay("a", again), replay("n", nudged), replay("e", exact)], 400, [HEAD])
+    def judged(self, again: float, nudged: float, exact: float, first: float = 1.0, missed: str = "") -> tuple[str, str]:
+        peaks = {"run": 9.0, "a": again, "n": nudged, "e": exact}
+        replays = [replay(title, peak, first if title == "a" else 1.0) for title, peak in peaks.items()]
+        return judged(replays, 400, [HEAD], 1.8, missed)
 
     def test_a_spike_that_any_change_moves_is_undecided(self) -> None:
         verdict, sentence = self.judged(9.0, 1.0, 1.5)
@@ -155,6 +198,22 @@ class TestJudgement:
 
     def test_a_replay_that_does_not_repeat_the_run_decides_nothing(self) -> None:
         assert self.judged(1.0, 9.0, 1.0)[0] == self.judged(1.0, 9.0, 9.0)[0] == "undecided"
+
+    def test_a_replay_that_begins_with_another_loss_decides_nothing(self) -> None:
+        verdict, sentence = self.judged(9.0, 9.0, 1.0, first=1.01)
+        assert verdict == "undecided"
+        assert "the loss of step 400 is 1.01, not 1: a step changes something" in sentence
+        assert self.judged(9.0, 9.0, 3.0, first=1.0005)[0] == "not attention"
+
+    def test_exact_attention_that_leaves_a_part_of_the_spike_is_undecided(self) -> None:
+        assert self.judged(9.0, 9.0, 1.9)[0] == "undecided"
+        assert "the loss still rises to 1.9" in self.judged(9.0, 9.0, 1.9)[1]
+
+    def test_attention_that_is_not_made_exact_is_neither_acquitted_nor_convicted(self) -> None:
+        for exact in (1.0, 9.0):
+            verdict, sentence = self.judged(9.0, 9.0, exact, missed="7 of matrix products in b")
+            assert verdict == "undecided"
+            assert sentence.endswith(": 7 of matrix products in b.")
 
     def test_where_a_replay_spikes(self) -> None:
         """Between the limit of the run and its peak; at most ten times the height of the limit; half of what is no spike."""
@@ -173,6 +232,19 @@ class TestJudgement:
         assert [(each["head"], each["step"]) for each in heads] == [(1, 1), (0, 1)]
         assert heads[0]["error"] == pytest.approx(0.2 * math.sqrt(2))
 
+    def test_a_head_that_overflows_comes_first_where_exact_attention_does_not(self) -> None:
+        """At the next step its inputs are not finite, so that exact attention is not either."""
+        names = ("step", "head", "out_rmse", "out_size", "dq_rmse", "dq_size")
+        values = [
+            (1, 0, 0.5, 1.0, 0.0, 1.0),
+            (1, 1, 0.1, 1.0, 0.0, 1.0),
+            (2, 0, 0.5, 1.0, 0.0, 1.0),
+            (2, 1, math.nan, 1.0, 0.0, 1.0),
+        ]
+        values += [(3, head, math.nan, math.nan, math.nan, math.nan) for head in (0, 1)]
+        heads = worst_heads([{"layer": "a", "call": 0, **dict(zip(names, each, strict=True))} for each in values], spike=3)
+        assert [(each["head"], each["step"], each["error"]) for each in heads] == [(1, 2, math.inf), (0, 1, 0.5)]
+
 
 class TestFiles:
     def test_a_killed_run_goes_on_to_the_same_diagnosis(self, tmp_path: Path) -> None:
@@ -188,6 +260,39 @@ class TestFiles:
         assert not list(tmp_path.glob("**/.*"))
         first, second = (pd.concat(map(pd.read_parquet, sorted(each.folder.glob("log-*.parquet")))) for each in (whole, resumed))
         pd.testing.assert_frame_equal(first, second)
+
+    def test_a_shuffled_loader_goes_on_with_the_same_batches(self, tmp_path: Path) -> None:
+        """Its order is drawn from torch's generator when the loop begins."""
+
+        def run(folder: str, stop: int) -> list[float]:
+            torch.manual_seed(0)
+            layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
+            layer.self_attn.dropout = 0.0
+            loader: Any = torch.utils.data.DataLoader(torch.randn(30, 6, 16), shuffle=True)  # type: ignore[arg-type]
+            batches, losses = nd.doctor(layer, loader, steps=30, folder=tmp_path / folder, checkpoint=10), list[float]()
+            for batch in batches:
+                loss = layer(batch).square().mean()
+                batches.note(loss)
+                losses.append(float(loss))
+                if batches.step == stop:
+                    break
+            return losses
+
+        whole = run("whole", 30)
+        run("killed", 25)
+        with pytest.warns(UserWarning, match="goes on from step 10"):
+            assert run("killed", 30) == whole[10:]
+
+    def test_other_batches_are_refused(self, tmp_path: Path) -> None:
+        for seed in (0, 1):
+            layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+            data = torch.randn(30, 2, 6, 16, generator=torch.Generator().manual_seed(seed))
+            batches = nd.doctor(layer, data, steps=30, folder=tmp_path, checkpoint=10)
+            with pytest.raises(nd.BadInput, match="^batches: 0 cannot be used; its batch is another") if seed else nullcontext():
+                for batch in batches:
+                    batches.note(layer(batch).square().mean())
+                    if batches.step == 15:
+                        break
 
     def test_the_log_looks_at_one_head_in_turn(self, tmp_path: Path) -> None:
         rows = pd.concat(map(pd.read_parquet, sorted(diagnosed(Case(), tmp_path, every=5).folder.glob("log-*.parquet"))))
@@ -223,7 +328,7 @@ def one_of_two(rank: int, folder: Path) -> None:
 class TestRefused:
     @pytest.mark.parametrize("name", ["steps", "every", "heads", "checkpoint"])
     def test_numbers_below_one(self, name: str, tmp_path: Path) -> None:
-        with pytest.raises(nd.BadInput, match=f"^{name}: 0 cannot be used; give at least 1$"):
+        with pytest.raises(nd.BadInput, match=f"^{name}: 0 cannot be used; give a whole number of at least 1$"):
             Case().set_up(tmp_path, **{name: 0})
 
     def test_state_that_cannot_be_saved(self, tmp_path: Path) -> None:
@@ -239,6 +344,15 @@ class TestRefused:
 
         with pytest.raises(nd.BadInput, match="state holds more than tensors, numbers and text; give another folder"):
             next(iter(Case().set_up(tmp_path, state=[Odd()])[0]))
+
+    def test_what_is_no_number(self, tmp_path: Path) -> None:
+        for name in ("steps", "every", "heads", "checkpoint"):
+            with pytest.raises(nd.BadInput, match=f"^{name}: 2.5 cannot be used; give a whole number"):
+                Case().set_up(tmp_path, **{name: 2.5})
+        batches, _ = Case().set_up(tmp_path)
+        next(iter(batches))
+        with pytest.raises(nd.BadInput, match=r"^loss: \(3,\) cannot be used; give one number$"):
+            batches.note(torch.zeros(3))
 
     def test_a_step_without_its_loss(self, tmp_path: Path) -> None:
         with pytest.raises(nd.BadInput, match=r"^loss: None cannot be used; call note\(loss\) in each step of the loop$"):
@@ -418,6 +532,14 @@ def test_calls_that_are_computed_at_once_have_the_figures_of_each_alone(inputs: 
     assert len({str(row) for row in alone}) == 6 * HEADS
     for row, other in zip(at_once, alone, strict=True):
         assert row == pytest.approx(other, rel=1e-9)
+
+
+def test_a_gradient_that_q_has_by_another_way_is_none_of_the_call(inputs: Inputs) -> None:
+    q, k, v, do = (x.double().requires_grad_() for x in inputs)
+    log = HeadLog(MODEL, None, every=1)
+    with log.active():
+        (MODEL(q, k, v) + 3 * q).backward(do.detach())
+    assert all(row["dq_rmse"] < 1e-12 < row["dq_size"] for row in log.rows())
 
 
 @pytest.mark.parametrize("attention", [TILED, None], ids=["given", "the model's own"])

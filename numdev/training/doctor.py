@@ -442,11 +442,11 @@ def replay_limit(before: Sequence[float], limit: float, peak: float) -> float:
 
     A replay without the cause may come a little above the limit too. So the height above the median that counts is the geometric
     mean of both heights, at most ten times that of the limit: one that explodes has no height. Where the run did not pass its
-    limit, and replays were asked for, it is half the height of the peak.
+    limit, and replays were asked for, it is half the height of the peak; where there was no limit yet, the largest loss before.
     """
     middle = median(before or [math.nan])
     if not limit < peak:
-        return (middle + peak) / 2 if math.isfinite(peak) else limit
+        return (middle + peak) / 2 if math.isfinite(peak) else max(before, default=limit)
     return middle + min(math.sqrt((limit - middle) * (peak - middle)), 10 * (limit - middle))
 
 
@@ -508,7 +508,7 @@ def judged(
 
 
 def said(loss: float) -> str:
-    return f"{loss:.3g}" if math.isfinite(loss) else "what is not finite"
+    return f"{loss:.3g}" if math.isfinite(loss) else "inf or NaN"
 
 
 class HeadLog(Recorder):

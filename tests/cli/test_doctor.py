@@ -65,9 +65,7 @@ def test_heads_of_all_processes_are_shown_and_none_may_lack(here: Path, capsys: 
     assert "what: 'made' cannot be used; rank2 holds no diagnosis; give the folder" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "words"), [("healthy", "NO SPIKE: No spike in"), ("spiking", "NOT ATTENTION: Exact attention from")]
-)
+@pytest.mark.parametrize(("name", "words"), [("healthy", "NO SPIKE: No spike in"), ("spiking", "NOT ATTENTION: The loss is ")])
 def test_a_function_of_ones_own(name: str, words: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code(f"loop_{here.name}:{name}") == 0
     assert capsys.readouterr().out.startswith(words)

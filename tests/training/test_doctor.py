@@ -136,7 +136,7 @@ class TestReplays:
         for batch in batches:
             batches.note(step(batch) + (math.nan if batches.step == at else 0.0))
         assert (batches.diagnosis.verdict, batches.diagnosis.spike) == ("not attention", at)
-        assert batches.diagnosis.sentence.startswith(f"The loss is what is not finite around step {at}, after 0.0")
+        assert batches.diagnosis.sentence.startswith(f"The loss is inf or NaN around step {at}, after 0.0")
 
     def test_gradients_of_several_steps_are_restored(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
@@ -162,7 +162,7 @@ class TestReplays:
             return step(batch) + 0.0 * ((x @ x.mT).softmax(-1) @ x).sum()
 
         with pytest.warns(UserWarning, match="attention ran elsewhere"):
-            deque(batches.note(both(batch)) for batch in batches)
+            deque(map(batches.note, map(both, batches)))
         assert batches.diagnosis.verdict == "undecided"
         assert "of matrix products in a function outside of any module." in batches.diagnosis.sentence
 
@@ -221,6 +221,7 @@ class TestJudgement:
         assert replay_limit([1.0] * 40, 2.0, 1e9) == replay_limit([1.0] * 40, 2.0, math.inf) == 11.0
         assert replay_limit([1.0] * 40, 2.0, 1.5) == 1.25
         assert replay_limit([], math.inf, math.inf) == math.inf
+        assert replay_limit([1.0, 3.0, 2.0], math.inf, math.inf) == 3.0
 
     def test_heads_by_their_largest_error_up_to_the_spike(self) -> None:
         """A head with hardly a gradient, and an error as small, is not the worst; what errs after the spike does not count."""

@@ -52,50 +52,39 @@ class Candidate:
 
 DECLARED = Candidate("declared", "the declared policy", permitted=True)
 
-_SCALED_INPUTS = ("Q in base 2", "scaled Q*", "scaled K*")
+_SCALED_INPUTS = "Q in base 2, scaled Q*, scaled K*"
 _FORWARD_STEPS = {
-    "scores": ("scores", "scaled scores*", "scaled scores + exponentials + the row sum"),
-    "maximum": (
-        "the running maximum*",
-        "the maximum that is kept*",
-        "the m of P*",
-        "the maximum that is kept* + the m of the LSE*",
-    ),
-    "exponential": (
-        *("exponentials", "exponentials + alpha", "S - m*", "S - m* + exponentials"),
-        *("S - m* + the fall of m*", "S - m* + the fall of m* + exponentials + alpha"),
-    ),
-    "probabilities": ("P",),
-    "rescale": ("alpha", "alpha of O", "alpha of l"),
-    "row_sum": ("the row sum", "the row sum of each tile"),
-    "values": ("the product P V",),
-    "accumulator": (
-        *("the accumulator", "the rescaled accumulator", "the rescaled accumulator + the accumulator"),
-        "the accumulator divided in every tile",
-    ),
-    "division": ("the dividend O", "the divisor l", "1 / l", "the dividend O + 1 / l"),
-    "splits": ("the O of splits", "the LSE of splits*", "weights of splits"),
-    "lse": ("the LSE*", "the l of the LSE"),
+    "scores": "scores, scaled scores*, scaled scores + exponentials + the row sum",
+    "maximum": "the running maximum*, the maximum that is kept*, the m of P*, the maximum that is kept* + the m of the LSE*",
+    "exponential": "exponentials, exponentials + alpha, S - m*, S - m* + exponentials, S - m* + the fall of m*, "
+    "S - m* + the fall of m* + exponentials + alpha",
+    "probabilities": "P",
+    "rescale": "alpha, alpha of O, alpha of l",
+    "row_sum": "the row sum, the row sum of each tile",
+    "values": "the product P V",
+    "accumulator": "the accumulator, the rescaled accumulator, the rescaled accumulator + the accumulator, "
+    "the accumulator divided in every tile",
+    "division": "the dividend O, the divisor l, 1 / l, the dividend O + 1 / l",
+    "splits": "the O of splits, the LSE of splits*, weights of splits",
+    "lse": "the LSE*, the l of the LSE",
     "scale": _SCALED_INPUTS,
 }
 """Of each step the places in which it may be rounded, those with a * in base 2 too, and those joined by + alike."""
 _BACKWARD_STEPS = {
-    "scores": ("scores", "scaled scores*"),
-    "lse": ("the LSE that is read*",),
-    "exponential": ("exponentials", "S - m*"),
-    "delta": ("delta", "the O that is read", "the terms of delta"),
-    "dp": ("dP", "the dO of dP"),
-    "difference": ("dP - delta", "P dP + P delta"),
+    "scores": "scores, scaled scores*",
+    "lse": "the LSE that is read*",
+    "exponential": "exponentials, S - m*",
+    "delta": "delta, the O that is read, the terms of delta",
+    "dp": "dP, the dO of dP",
+    "difference": "dP - delta, P dP + P delta",
     **{
-        each.lower().replace(" + ", " and "): tuple(
-            " + ".join(f"the {what} of {name}" for name in each.split(" + ")) for what in ("running sum", "products")
-        )
+        each.lower().replace("+", "and"): ", ".join(each.replace("d", f"the {what} of d") for what in ("running sum", "products"))
         for each in ("dQ", "dK", "dV", "dK + dV", "dQ + dK + dV")
     },
-    "probabilities": ("P",),
-    "ds": ("dS",),
-    "heads": ("dK and dV of each head", "the sum of dK and dV over heads"),
-    "scale": (*_SCALED_INPUTS, "scaled K* + scaled K that dQ reads*", "scaled Q* + scaled Q that dK reads*"),
+    "probabilities": "P",
+    "ds": "dS",
+    "heads": "dK and dV of each head, the sum of dK and dV over heads",
+    "scale": f"{_SCALED_INPUTS}, scaled K* + scaled K that dQ reads*, scaled Q* + scaled Q that dK reads*",
 }
 _OF_8_BITS = (E4M3FN, E5M2, INT8)
 _TRUNCATED = Stored(TF32, rounding=Rounding.TOWARD_ZERO)
@@ -105,8 +94,7 @@ _SCALED = tuple(Stored(fmt, 2.0**power) for fmt in (E4M3FN, E5M2) for power in (
 _MICROSCALED = (Stored(E4M3FN, each="block"), Stored(E5M2, each="block"))
 _SHARED = {each: tuple(Stored(fmt, each=each) for fmt in _OF_8_BITS) for each in ("token", "column", "tile", "head", "tensor")}
 _BY_TOKENS = (*_SHARED["token"], *_SHARED["head"])
-_SIZES = ((64, 64), (64, 128), (128, 64), (128, 128))
-_BY_TILES = tuple(Stored(fmt, each="tile", size=size) for fmt in _OF_8_BITS for size in _SIZES)
+_BY_TILES = tuple(Stored(fmt, each="tile", size=size) for fmt in _OF_8_BITS for size in product((64, 128), (64, 128)))
 _BY_KEYS = tuple(Stored(fmt, each="tile", size=(1, keys)) for fmt in (E4M3FN, INT8) for keys in (16, 32, 48, 64, 96, 128))
 _IN_8_BITS: Mapping[str, tuple[Stored, ...]] = {
     **dict.fromkeys(("scores", "the product P V", "the O that is read", "the dO of dP"), _8_BITS),
@@ -127,11 +115,11 @@ def _rounded(step: str, places: str, formats: Iterable[Stored], own: Format = FP
             yield Candidate(step, title, dict.fromkeys(alike.split(" + "), fmt), permitted)
 
 
-def _roundings(steps: Mapping[str, tuple[str, ...]], inputs: Sequence[str], declared: Any) -> Iterator[Candidate]:
+def _roundings(steps: Mapping[str, str], inputs: Sequence[str], declared: Any) -> Iterator[Candidate]:
     """Every place in every format that is not that of the policy; the output in those through which a kernel may take it."""
     output = declared.output.to
     truncated = Stored(output, rounding=Rounding.TOWARD_ZERO)
-    for step, places in ((step, each) for step, every in steps.items() for each in every):
+    for step, places in ((step, each) for step, every in steps.items() for each in every.split(", ")):
         own = getattr(declared, step).to if step in OF_POLICY else FP32
         formats = [Stored(fmt) for fmt in dict.fromkeys((output, BF16, FP16, FP32)) if fmt != own]
         formats += [_TRUNCATED] if any(word in places for word in ("sum", "accumulator", "scores")) else []
@@ -344,34 +332,30 @@ def _without_rows(p: Tensor, delta: Tensor, *_: object, rows: int) -> tuple[Tens
 
 def _mask_faults() -> Iterator[Candidate]:
     """Faults of limits, lengths and heads, which both passes have."""
-    for off_by, word in ((1, "many"), (-1, "few")):
-        for what, title in {"limit": "a causal limit", "window": "a window"}.items():
-            yield Candidate(what, f"{title} of one key too {word}", {what: partial(operator.add, off_by)})
-    ignored: dict[str, Change] = {name: lambda _: WHOLE for name in ("limit", "window")}
     zeros: dict[str, Change] = {"lengths": lambda x: x + WHOLE}
     read: dict[str, Change] = {"padding": lambda x: x}
+    of_limits, ignored = {"limit": "a causal limit", "window": "a window"}, dict.fromkeys(("limit", "window"), lambda _: WHOLE)
+    for (off_by, word), (what, title) in product({1: "many", -1: "few"}.items(), of_limits.items()):
+        yield Candidate(what, f"{title} of one key too {word}", {what: partial(operator.add, off_by)})
     yield Candidate("limit", "limits aligned at the first key, not at the last", {"position": lambda x: x - x[0]})
-    yield Candidate("limit", "a causal limit that is ignored", {"limit": ignored["limit"]})
-    yield Candidate("window", "a window that is ignored", {"window": ignored["window"]})
+    yield from (Candidate(what, f"{title} that is ignored", {what: ignored[what]}) for what, title in of_limits.items())
     for n, title in {8: "8, 16 or 32", 64: "64 or 128"}.items():  # which no case tells apart
         up: dict[str, Change] = {"lengths": lambda x, n=n: -(-x // n) * n}
-        yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}", up)
-        yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}, of padding that is read", up | read)
+        for word, more in (("", {}), (", of padding that is read", read)):
+            yield Candidate("lengths", f"key lengths rounded up to a multiple of {title}{word}", up | more)
     yield Candidate("lengths", "the key length of the first batch entry for all", {"lengths": lambda x: x[:1].expand_as(x)})
     yield Candidate("lengths", "padded keys that are read", zeros | read)
     yield Candidate("lengths", "padded keys that count as zeros", zeros)
     yield Candidate("mask", "every mask ignored", ignored | zeros | read)
     yield Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))})
-    too_early: dict[str, Change] = {"heads": lambda x: torch.cat([x[1:], x[-1:]])}
-    yield Candidate("heads", "heads of Q mapped to heads of K and V one too early", too_early)
+    yield Candidate(
+        "heads", "heads of Q mapped to heads of K and V one too early", {"heads": lambda x: torch.cat([x[1:], x[-1:]])}
+    )
 
 
 def _faults_of_tiles() -> Iterator[Candidate]:
     """Keys, their padding and rows of V, in all tiles or some."""
-    counted: dict[str, Change] = {
-        "padding of tiles": lambda _: 0.0,
-        "the most keys of a tile": lambda keys: max(keys, _MOST_KEYS),
-    }
+    counted: dict[str, Change] = {"padding of tiles": lambda _: 0.0, "the most keys of a tile": partial(max, _MOST_KEYS)}
     yield Candidate("padding", "padding of the last tile counted in the row sum", counted)
     yield Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: _with(x, -2, -1, NEVER)})
     for n in (_MOST_KEYS, 8, 16, 32):
@@ -386,29 +370,20 @@ def _faults_of_tiles() -> Iterator[Candidate]:
 
 def _faults_of_splits() -> Iterator[Candidate]:
     """What weighs splits, and the format in which they are merged, which may have another base than their LSE."""
-    yield Candidate(
-        "splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}
-    )
-    yield Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m})
-    yield Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m})
     for power, what in ((math.log(2), "2 to the power of their LSE"), (LOG2_E, "e to the power of their LSE in base 2")):
         weights: dict[str, Change] = {"what weighs splits": lambda lses, m, power=power: power * lses}
         yield Candidate("splits", f"splits weighed by {what}", weights)
         for word, of_sum in (("", 1 / power), (" and the logarithm in another base", 1.0)):
             of_all: dict[str, Change] = {"the LSE of all splits": partial(_sum_in_another_base, power=power, of_sum=of_sum)}
             yield Candidate("splits", f"splits merged by {what}{word}, their LSE too", weights | of_all)
-    ways: dict[str, Any] = {
-        "by pairs": {"by_pairs": True},
-        "one after the other": {},
-        "from the last to the first": {"order": -1},
-    }
+    ways = ("by pairs", 1, True), ("one after the other", 1, False), ("from the last to the first", -1, False)
     for stored in (Stored(BF16), Stored(FP16), Stored(BF16, rounding=Rounding.TOWARD_ZERO)):
         places, shares = f"of splits in {stored}", partial(_shares, stored=stored)
         yield Candidate("splits", f"weights {places}, divided by their sum", {"weights of splits": shares})
-        for what in ("the O", "the sums", "the LSE", "the O and the LSE"):
-            merge = partial(_merged, stored=dict.fromkeys(what.split(" and "), stored))
-            for word, how in ways.items():
-                yield Candidate("splits", f"{what} {places}, merged {word}", {"merge": partial(merge, **how)})
+        for what, (word, order, by_pairs) in product(("the O", "the sums", "the LSE", "the O and the LSE"), ways):
+            of = dict.fromkeys(what.split(" and "), stored)
+            merge = partial(_merged, stored=of, order=order, by_pairs=by_pairs)
+            yield Candidate("splits", f"{what} {places}, merged {word}", {"merge": merge})
 
 
 def _accumulations() -> Iterator[Candidate]:
@@ -440,6 +415,12 @@ _FORWARD_FAULTS = (
     Candidate("lse", "an LSE of m and log2 l", {"the l of the LSE": lambda x: x**LOG2_E}),
     Candidate("heads", "a last head that is not computed", {"results": lambda out, lse, _: (_with(out, 1, -1, 0.0), lse)}),
     Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255}),
+    *_faults_of_tiles(),
+    Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
+    Candidate("splits", "splits weighed by l without m", {"what weighs splits": lambda lses, m: lses - m}),
+    Candidate("splits", "splits weighed by m without l", {"what weighs splits": lambda lses, m: m}),
+    *_faults_of_splits(),
+    *_accumulations(),
 )
 _BACKWARD_FAULTS = (
     Candidate("tile", "a last tile of keys left out", {"the tiles of dQ": lambda starts: starts[:-1] or starts}),
@@ -461,34 +442,32 @@ _BACKWARD_FAULTS = (
 def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
     roundings = list(_roundings(_FORWARD_STEPS, ("Q", "K", "V", "Q + K", "Q + K + V"), declared))
     yield from roundings
-    over: dict[str, Change] = {"terms of l": lambda pair: (pair[1], pair[1])}
     for each in (Candidate("probabilities", "the rounded P"), *roundings):
         if each.step == "probabilities" and not each.permitted:
-            yield Candidate("probabilities", f"{each.title}, of which l is the sum", {**each.changes, **over})
+            changes = {**each.changes, "terms of l": lambda pair: (pair[1], pair[1])}
+            yield Candidate("probabilities", f"{each.title}, of which l is the sum", changes)
     yield from (_by_polynomial(degree, of_alpha) for degree in (1, 2, 3, 4) for of_alpha in (False, True))
-    nearest = {"": torch.round, ", truncated": torch.floor}
-    for bits, (word, index), of_alpha in product(range(4, 9), nearest.items(), (False, True)):
+    for bits, (word, index), of_alpha in product(range(4, 9), (("", torch.round), (", truncated", torch.floor)), (False, True)):
         title = f"an exponential from a table of {2**bits} entries{word}"
         yield _exponential(title, lambda x, n=2**bits, index=index: torch.exp2(index(x * (LOG2_E * n)) / n), of_alpha)
-    yield from (*_mask_faults(), *_FORWARD_FAULTS, *_faults_of_tiles(), *_faults_of_splits(), *_accumulations())
+    yield from (*_mask_faults(), *_FORWARD_FAULTS)
     for places, (columns, of) in product(("K", "V", "K + V"), ((32, "32 columns of a "), (WHOLE, ""))):
         title = f"{places.replace('+', 'and')} in 4 bits between the least and the largest number of each {of}token"
-        changes = dict.fromkeys(places.split(" + "), partial(_in_4_bits, columns=columns))
-        yield Candidate(places.lower().replace(" ", ""), title, changes)
+        in_4_bits = dict.fromkeys(places.split(" + "), partial(_in_4_bits, columns=columns))
+        yield Candidate(places.lower().replace(" ", ""), title, in_4_bits)
     flushes = [(Stored(declared.output.to), power, "P") for power in _POWERS]
     for stored, power, title in ((Stored(FP16), 14, "P in FP16,"), (Stored(E4M3FN), 6, "P in E4M3,"), *flushes):
         yield Candidate("probabilities", f"{title} below 2^-{power} flushed", {"P": _flushed(power, stored)})
         if title == "P":
             yield Candidate("exponential", f"exponentials below 2^-{power} flushed", {"exponentials": _flushed(power)})
-    for what, sums in {"the accumulator": "O", "the row sum": "l"}.items():
+    for what, place in {"the accumulator": "alpha of O", "the row sum": "alpha of l"}.items():
         missed: dict[str, Change] = {f"every rescale of {what} missed": torch.ones_like}
         for power in (0.5, 1, 2, 4, 8):
-            title = f"rescales of {what} by more than 2^-{power:g} missed"
-            missed[title] = lambda x, least=2.0**-power: x.masked_fill(x > least, 1.0)
+            missed[f"rescales of {what} by more than 2^-{power:g} missed"] = lambda x, n=power: x.masked_fill(x > 2.0**-n, 1.0)
         for tile in (*range(1, _LATE), -1):
             where = f"tile {tile}" if tile > 0 else "the last tile"
             missed[f"a rescale of {what} missed, at {where}"] = partial(_with, dim=-1, place=tile, value=1.0)
-        yield from (Candidate("rescale", title, {f"alpha of {sums}": change}) for title, change in missed.items())
+        yield from (Candidate("rescale", title, {place: change}) for title, change in missed.items())
 
 
 def backward_catalogue(declared: BackwardPrecision) -> Iterator[Candidate]:

@@ -37,7 +37,7 @@ WHOLE = 1 << 20  # the side of a tile that holds every token
 _QUERIES = 128  # in a tile
 _ROWS = 96  # of each head, in which predictions are kept
 LAZY = 8.0 * math.log(2)
-_SCALES = {"token": Scale.ROW, "column": Scale.CHANNEL, "tile": Scale.BLOCK, "head": Scale.BLOCK, "tensor": Scale.TENSOR}
+_SCALES = {"token": Scale.ROW, "column": Scale.CHANNEL, "tile": Scale.BLOCK, "head": Scale.HEAD, "tensor": Scale.TENSOR}
 
 
 def symbol(name: str) -> str:
@@ -120,7 +120,7 @@ class Stored:
         if not self.each:
             never = x.isneginf()
             return cast.apply_(x.masked_fill(never, 0.0).mul_(self.factor)).div_(self.factor).masked_fill_(never, NEVER)
-        rows, columns = self.size or (WHOLE if self.each == "head" else rows, x.shape[-1])
+        rows, columns = self.size or (rows, x.shape[-1])
         flat = pad(x.reshape(*x.shape[:2], -1, x.shape[-1]), (0, -x.shape[-1] % columns))
         tiles = flat.unflatten(-1, (-1, columns)).movedim(-2, 2)
         stored = round_shared(tiles.flatten(1, 2), cast, _SCALES[self.each], rows, whole=whole).view_as(tiles)
@@ -199,13 +199,13 @@ class Simulation:
 
     def at(self, place: str, x: Any) -> Any:
         """A result as the candidate has it; in base 2 too, where scores are multiples of log 2."""
-        return self._in_base_2(place, self.changes[place](x) if place in self.changes else x)
+        return self._in_base_2(place, self.by(place)(x))
 
     def _in_base_2(self, place: str, x: Any) -> Any:
         binary = self.changes.get(f"{place} in base 2")
         return x if binary is None else binary(x * LOG2_E) / LOG2_E
 
-    def by(self, name: str, usual: Change) -> Change:
+    def by(self, name: str, usual: Change = lambda x: x) -> Change:
         """A function, or that which the candidate has in its place."""
         return self.changes.get(name, usual)
 
@@ -214,8 +214,7 @@ class Simulation:
 
     def _stored(self, step: str, x: Tensor) -> Tensor:
         """A result that the policy rounds, unless the candidate has another format for it."""
-        place = OF_POLICY[step]
-        return self.at(place, x if place in self.changes else Stored(getattr(self.policy, step).to)(x))
+        return self.by(OF_POLICY[step], Stored(getattr(self.policy, step).to))(x)
 
     @property
     def _heads(self) -> Tensor:
@@ -253,9 +252,8 @@ class Simulation:
 
     def forward(self) -> Tensors:
         """Out and LSE; splits are merged in FP64."""
-        (q, k, v), keys = self._read("q", "k", "v"), self.inputs.sizes[1]
-        bc = min(self.layout.bc, self.at("the most keys of a tile", keys))
-        s, parts = self._scores(q, k), list[tuple[Tensor, Tensor, Tensor]]()
+        (q, k, v), keys, parts = self._read("q", "k", "v"), self.inputs.sizes[1], list[tuple[Tensor, Tensor, Tensor]]()
+        s, bc = self._scores(q, k), min(self.layout.bc, self.at("the most keys of a tile", keys))
         unseen = self.at("padding of tiles", NEVER) if self.inputs.mask.is_none else NEVER
         for start, stop in self.layout.ranges(keys):
             rest = (start - stop) % bc
@@ -269,7 +267,7 @@ class Simulation:
             logs = self.by("what weighs splits", lambda lses, m: lses)(lses, m)
             weights = self.at("weights of splits", torch.softmax(logs, 0).nan_to_num(0.0))
             merged = (weights * out).sum(0, keepdim=True), lse
-            out, lse = self.changes["merge"](out, lses) if "merge" in self.changes and len(parts) > 1 else merged
+            out, lse = self.by("merge", lambda *_: merged)(out, lses) if len(parts) > 1 else merged
         out, lse = self.by("results", lambda out, lse, of_kernel: (out, lse))(out[0], self.at("the LSE", lse[0]), self.of_kernel)
         return {"out": self._stored("output", out), "lse": lse.squeeze(-1)}
 
@@ -296,8 +294,8 @@ class Simulation:
         for tile in range(s.shape[-2]):
             total = self.at("the row sum", of_l[..., tile, None] * total + sums[..., tile, :])
             rescaled = self.at("the rescaled accumulator", of_o[..., tile, None] * o)
-            usual = self.at("the accumulator", rescaled + products[:, :, tile])
-            o = self.by("the sum of P V", lambda *_, x=usual: x)(rescaled, stored[..., tile, :], v[..., tile, :, :])
+            o = self.at("the accumulator", rescaled + products[:, :, tile])
+            o = self.by("the sum of P V", lambda *_, x=o: x)(rescaled, stored[..., tile, :], v[..., tile, :, :])
             if "the accumulator divided in every tile" in self.changes:
                 o = self.at("the accumulator divided in every tile", o / total.clamp(min=1e-300)) * total
         last = self.at("the m of the LSE", m[..., -1:].masked_fill(m[..., -1:] == NEVER, 0.0))

@@ -268,7 +268,7 @@ def _by_pairs(p: Tensor, _: Tensor, stored: Stored) -> Tensor:
     return p
 
 
-def _with(x: Tensor, dim: int, place: int, value: float) -> Tensor:
+def filled(x: Tensor, dim: int, place: int, value: float) -> Tensor:
     """A tensor with a number in one place of a dimension, if that is so long."""
     return x if place >= x.shape[dim] else x.index_fill(dim, torch.tensor(place % x.shape[dim]), value)
 
@@ -321,7 +321,7 @@ def _misread(v: Tensor, by: int, tiles: slice) -> Tensor:
 def _without_partial(tiles: Tensor, least: int) -> Tensor:
     """Without a last tile of fewer keys than it has room for, and than `least`."""
     keys = int((~tiles[..., -1, :].isneginf().flatten(0, -2).all(0)).sum())
-    return _with(tiles, -2, -1, NEVER) if tiles.shape[-2] > 1 and keys < min(least, tiles.shape[-1]) else tiles
+    return filled(tiles, -2, -1, NEVER) if tiles.shape[-2] > 1 and keys < min(least, tiles.shape[-1]) else tiles
 
 
 def _without_rows(p: Tensor, delta: Tensor, *_: object, rows: int) -> tuple[Tensor, Tensor]:
@@ -357,7 +357,7 @@ def _faults_of_tiles() -> Iterator[Candidate]:
     """Keys, their padding and rows of V, in all tiles or some."""
     counted: dict[str, Change] = {"padding of tiles": lambda _: 0.0, "the most keys of a tile": partial(max, _MOST_KEYS)}
     yield Candidate("padding", "padding of the last tile counted in the row sum", counted)
-    yield Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: _with(x, -2, -1, NEVER)})
+    yield Candidate("tile", "a last tile left out", {"tiles of scores": lambda x: filled(x, -2, -1, NEVER)})
     for n in (_MOST_KEYS, 8, 16, 32):
         title = "a last partial tile" if n == _MOST_KEYS else f"a last tile of fewer than {n} keys, or of some more,"
         yield Candidate("tile", f"{title} left out", {"tiles of scores": partial(_without_partial, least=n)})
@@ -413,7 +413,7 @@ _FORWARD_FAULTS = (
     Candidate("lse", "an LSE in base 2", {"the LSE": lambda x: x * LOG2_E}),
     Candidate("lse", "an LSE times log 2", {"the LSE": lambda x: x / LOG2_E}),
     Candidate("lse", "an LSE of m and log2 l", {"the l of the LSE": lambda x: x**LOG2_E}),
-    Candidate("heads", "a last head that is not computed", {"results": lambda out, lse, _: (_with(out, 1, -1, 0.0), lse)}),
+    Candidate("heads", "a last head that is not computed", {"results": lambda out, lse, _: (filled(out, 1, -1, 0.0), lse)}),
     Candidate("probabilities", "P in 8 bits without a sign, times 255", {"P": lambda p: (p * 255).round() / 255}),
     *_faults_of_tiles(),
     Candidate("splits", "splits averaged without their LSE", {"weights of splits": lambda x: torch.full_like(x, 1 / len(x))}),
@@ -466,7 +466,7 @@ def forward_catalogue(declared: Precision) -> Iterator[Candidate]:
             missed[f"rescales of {what} by more than 2^-{power:g} missed"] = lambda x, n=power: x.masked_fill(x > 2.0**-n, 1.0)
         for tile in (*range(1, _LATE), -1):
             where = f"tile {tile}" if tile > 0 else "the last tile"
-            missed[f"a rescale of {what} missed, at {where}"] = partial(_with, dim=-1, place=tile, value=1.0)
+            missed[f"a rescale of {what} missed, at {where}"] = partial(filled, dim=-1, place=tile, value=1.0)
         yield from (Candidate("rescale", title, {place: change}) for title, change in missed.items())
 
 

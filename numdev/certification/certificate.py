@@ -58,8 +58,7 @@ class CaseReport:
     @property
     def verdict(self) -> Verdict:
         """The worst of its figures."""
-        verdicts = [each.verdict for each in self.judged]
-        return next((each for each in (Verdict.FAIL, Verdict.INCONCLUSIVE) if each in verdicts), Verdict.PASS)
+        return max((each.verdict for each in self.judged), key=[*Verdict].index, default=Verdict.PASS)
 
     def cells(self) -> tuple[str, ...]:
         """Its row in a table with `COLUMNS`."""
@@ -97,9 +96,8 @@ class Certificate:
             return Verdict.FAIL
         if Verdict.INCONCLUSIVE in judged or (judged and not any(case.zeros >= DECIDES for case in self.cases)):
             return Verdict.INCONCLUSIVE
-        skipped = [*(each for each in self.cases if each.skipped), *(each for each in self.probes if each.outcome == "skipped")]
-        is_random = any((each.outcome, each.name) == ("noted", "same bits") for each in self.probes)
-        return Verdict.LIMITED if skipped or is_random or not self.has_lse else Verdict.PASS
+        is_limited = any(each.outcome == "skipped" or (each.outcome, each.name) == ("noted", "same bits") for each in self.probes)
+        return Verdict.LIMITED if is_limited or len(judged) < len(self.cases) or not self.has_lse else Verdict.PASS
 
     @property
     def errs(self) -> list[CaseReport]:
@@ -117,9 +115,8 @@ class Certificate:
 
         A case on which the kernel has no error, such as that of one key, does not count.
         """
-        judged = [each for case in self.cases if case.zeros >= DECIDES for each in case.judged]
-        deciding = [each for each in judged if each.figure == "rmse" and each.output != "lse"]
-        logs = [-math.log(each.ratio) for each in deciding if each.is_error]
+        judged = [each for case in self.cases if case.zeros >= DECIDES for each in case.judged if each.is_error]
+        logs = [-math.log(each.ratio) for each in judged if each.figure == "rmse" and each.output != "lse"]
         return math.exp(sum(logs) / len(logs)) if logs else math.nan
 
     @property

@@ -309,7 +309,7 @@ def _judged(
 ) -> tuple[CaseReport, Tensors]:
     """A case over its first seeds, and over more where these decide nothing; and what the kernel returned on the first."""
     known, primary = predictions.of(case, seeds[0]), predictions.of_pass.outputs[0]
-    about = CaseReport(case.name, case.shows, case.head_dim or predictions.head_dim)
+    report = CaseReport(case.name, case.shows, case.head_dim or predictions.head_dim)
     try:
         outputs = kernel.on(known.inputs)
         ratios = known.ratios(outputs)
@@ -320,18 +320,13 @@ def _judged(
             ratios = {name: torch.cat([own, further[name]]) for name, own in ratios.items()}
             judged = judge(ratios, margin)
     except Unsupported as error:
-        return replace(about, skipped=str(error)), {}
-    exact, fmt = known.exact[primary], predictions.policy.output.to
-    largest = float((known.inputs.rows(outputs)[primary] - exact).abs().max())
-    report = replace(
-        about,
-        seeds=len(ratios[primary]),
-        permitted=float(known.permitted[primary][0, 0]),
-        zeros=float(known.ratios({primary: torch.zeros_like(known.golden[primary])})[primary][:, 0].mean()),
-        largest_u=largest / (fmt.u * float(exact.abs().max())) if bool(exact.any()) else math.nan,
-        judged=tuple(judged),
-    )
-    return report, outputs
+        return replace(report, skipped=str(error)), {}
+    exact, permitted = known.exact[primary], float(known.permitted[primary][0, 0])
+    zeros = float(known.ratios({primary: torch.zeros_like(known.golden[primary])})[primary][:, 0].mean())
+    u = predictions.policy.output.to.u * float(exact.abs().max())
+    largest = float((known.inputs.rows(outputs)[primary] - exact).abs().max()) / u if u else math.nan
+    report = replace(report, seeds=len(ratios[primary]), permitted=permitted, zeros=zeros, largest_u=largest)
+    return replace(report, judged=tuple(judged)), outputs
 
 
 _COLUMNS = (

@@ -165,6 +165,11 @@ class Compared:
     def rows(self, outputs: Tensors) -> Tensors:
         return self.inputs.rows(outputs, self.most_keys)
 
+    def simulated(self, candidate: Candidate, layout: Layout, policy: Any) -> Tensors:
+        """Some rows of what a candidate returns."""
+        simulation = Simulation(self.inputs, policy, layout, candidate.changes, self.whole)
+        return some_rows(self.known.predictions.of_pass.simulated(simulation))
+
     @cached_property
     def ratios(self) -> dict[str, float]:
         """The RMSE of each output over the permitted one, of all rows and replicates."""
@@ -173,22 +178,15 @@ class Compared:
     def left(self, hypothesis: Hypothesis) -> dict[str, float]:
         """r of each output, within the limits that logarithms need."""
         if hypothesis not in self._left:
-            (candidate, layout), left, known, dtype = (
-                hypothesis,
-                dict[str, float](),
-                self.known.predictions,
-                self.inputs["q"].dtype,
-            )
+            (candidate, layout), left, known = hypothesis, self._left.setdefault(hypothesis, {}), self.known.predictions
             page = {} if candidate.fitted else known.page(f"{self.known.name} {layout!r}")  # fitted ones may share a title
             if candidate.title not in page:
-                simulation = Simulation(self.inputs, known.policy, layout, candidate.changes, self.whole)
-                some = some_rows(known.of_pass.simulated(simulation))
+                some, dtype = self.simulated(candidate, layout, known.policy), self.inputs["q"].dtype
                 page[candidate.title] = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some.items()}
             rows = self.rows(page[candidate.title])
             for name, error in self.errors.items():
                 rest = max(_rms(self.own[name] - rows[name]) - self.floors[name], 0.0) if rows[name].isfinite().all() else ABSURD
                 left[name] = min(max(rest / error if error else float(rest > 0), _LEAST), 1 / _LEAST)
-            self._left[hypothesis] = left
         return self._left[hypothesis]
 
 
@@ -439,11 +437,9 @@ class Search:
         others = product(self.cases, self.outputs)
         is_more = any(case.left(hypothesis)[name] > self.most_left(case, hypothesis, name) for case, name in others)
         is_explained, only_in = least > (_SURE if candidate.fitted else _EXPLAINED), tuple(self.errs) if is_more else ()
-        return Rank(*about, is_explained, self.words(layout), candidate.permitted, only_in)
-
-    def words(self, layout: Layout) -> str:
-        """Gradients are sums over tiles of queries or of keys, which have one size here."""
-        return str(layout) if self.of_pass is FORWARD else str(layout).replace(" keys", "")
+        # Gradients are sums over tiles of queries or of keys, which have one size here
+        tiles = str(layout) if self.of_pass is FORWARD else str(layout).replace(" keys", "")
+        return Rank(*about, is_explained, tiles, candidate.permitted, only_in)
 
     def formats(self, declared: Hypothesis) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Steps in formats of 16 bits that leave more than the declared policy wherever they round, and the others."""
@@ -492,14 +488,14 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
         in_tiles, telling = search.best(near[:20], search.light[:_TELLING]), search.light[:_TELLING]
     ranked[0], *others = in_tiles
     is_shown = bool(others) and search.score(others[0], telling) > search.score(ranked[0], telling) + _CLEAR
-    known, layout, name = cases[0].known, ranked[0][1], search.outputs[0]
-    emulated = some_rows(search.of_pass.emulated(cases[0].inputs, known.predictions.policy, layout))
+    predictions, name, ranks = cases[0].known.predictions, search.outputs[0], tuple(map(search.rank, ranked[:_SHOWN]))
+    emulated = some_rows(search.of_pass.emulated(cases[0].inputs, predictions.policy, ranked[0][1]))
     equal = float((cases[0].outputs[name] == emulated[name]).double().mean())
-    culprit = Culprit(tuple(map(search.rank, ranked[:_SHOWN])), search.words(layout) if is_shown else "", equal=equal)
+    culprit = Culprit(ranks, ranks[0].tiles if is_shown else "", equal=equal)
     if not search.errs and culprit.is_explained and culprit.is_permitted:
         excluded, undecided = search.formats(ranked[0])
         culprit = replace(culprit, excluded=excluded, undecided=undecided)
-    known.predictions.save()
+    predictions.save()
     return culprit
 
 

@@ -24,6 +24,8 @@ from tests.certification.forward_kernels import (
     exp_of_degree,
     fp16,
     groups,
+    of,
+    of_lengths,
     padding_mask,
     per_head,
     same,
@@ -134,13 +136,7 @@ def autograd(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, do: Tens
 
 def scaled_in_bf16(name: str, *inputs: Tensor, mask: Mask, scale: float) -> Gradients:
     """K, or Q, is stored times the scale and log2 e in BF16, and read so for its gradient's partner too (Triton's tutorial)."""
-    factor = scale * LOG2E
-
-    def load(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
-        x = {"q": q, "k": k, "v": v, "do": do}
-        x[name] = bf16(x[name] * factor) / factor
-        return tuple(x.values())
-
+    load, factor = of(name, lambda x: bf16(x * factor) / factor), scale * LOG2E
     return FlashGradients(80, 112, base2=True, load=load)(*inputs, mask=mask, scale=scale)
 
 
@@ -154,17 +150,8 @@ def last_of_group(x: Tensor, kv_heads: int) -> Tensor:
     return x.unflatten(1, (kv_heads, -1))[:, :, -1]
 
 
-def by_dp(factor: float) -> Step:
-    return lambda dp, delta: dp - factor * delta
-
-
-def noisy(name: str, size: float) -> Step:
-    def load(q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> tuple[Tensor, ...]:
-        x = {"q": q, "k": k, "v": v, "do": do}
-        x[name] = x[name] * (1 + size * torch.randn(x[name].shape, generator=torch.Generator().manual_seed(5)))
-        return tuple(x.values())
-
-    return load
+def noisy(x: Tensor) -> Tensor:
+    return x * (1 + 0.02 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5)))
 
 
 def biased(dq: Tensor, dk: Tensor, dv: Tensor, scale: float) -> Gradients:
@@ -262,15 +249,15 @@ STRUCTURE: dict[str, Step] = {
     "dQ not scaled": G2.but(end=lambda dq, dk, dv, scale: (dq, dk * scale, dv)),
     "dQ scaled twice": G.but(end=lambda dq, dk, dv, scale: (dq * scale**2, dk * scale, dv)),
     "dK times ln 2": G2.but(end=lambda dq, dk, dv, scale: (dq * scale, dk * scale / LOG2E, dv)),
-    "delta left out": G.but(difference=by_dp(0.0)),
-    "delta added": G2.but(difference=by_dp(-1.0)),
+    "delta left out": G.but(difference=lambda dp, delta: dp),
+    "delta added": G2.but(difference=lambda dp, delta: dp + delta),
     "delta of the row before": G.but(delta=stale_delta),
     "limit at the first key": G.but(seen=lambda i, j, shift, mask: visible(i, j, 0, mask)),
     "limit + 1": G2.but(seen=partial(visible, reach=1)),
     "limit - 1": G.but(seen=partial(visible, reach=-1)),
     "window + 1": G2.but(seen=partial(visible, wider=1)),
     "window - 1": G.but(seen=partial(visible, wider=-1)),
-    "lengths ignored": G.but(seen=lambda i, j, shift, mask: visible(i, j, shift, replace(mask, key_lengths=None))),
+    "lengths ignored": G.but(seen=of_lengths(lambda _: None)),
     "last head of a group": G.but(group=last_of_group),
     "heads in turn": G2.but(heads=lambda heads, kv_heads: torch.arange(heads) % kv_heads),
     "last tile of queries": G.but(rows=all_but_last),
@@ -284,8 +271,8 @@ STRUCTURE: dict[str, Step] = {
 """Kernels whose loop is wrong."""
 
 OUTSIDE: dict[str, Step] = {
-    "noise on dO": G.but(load=noisy("do", 0.02)),
-    "noise on K": G2.but(load=noisy("k", 0.02)),
+    "noise on dO": G.but(load=of("do", noisy)),
+    "noise on K": G2.but(load=of("k", noisy)),
     "bias of dV of a head": G.but(end=biased),
     "rotation of dK": G2.but(end=rotated),
     "dropout of dS": G.but(ds=dropped_gradients),

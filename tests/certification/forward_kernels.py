@@ -72,6 +72,20 @@ def visible(i: Tensor, j: Tensor, shift: int, mask: Mask, reach: int = 0, wider:
     return seen
 
 
+def of_lengths(change: Step) -> Step:
+    """What is seen where the lengths of the keys are read otherwise."""
+    return lambda i, j, shift, mask: visible(
+        i, j, shift, replace(mask, key_lengths=mask.key_lengths and change(mask.key_lengths))
+    )
+
+
+def of(name: str, change: Step) -> Step:
+    """q, k, v and dO as they are read, of which one is changed."""
+    return lambda *tensors: tuple(
+        change(x) if each == name else x for each, x in zip(("q", "k", "v", "do"), tensors, strict=False)
+    )
+
+
 def spans(keys: int, bc: int) -> list[tuple[int, int]]:
     return [(start, min(start + bc, keys)) for start in range(0, keys, bc)]
 
@@ -235,11 +249,6 @@ def schraudolph(x: Tensor) -> Tensor:
     return ((x.clamp(min=-126.0) + 126.94) * 2**23).int().view(torch.float32).masked_fill(x < -126, 0.0)
 
 
-def table_of(entries: int) -> Step:
-    """2^x of a table of its fraction, without interpolation."""
-    return lambda x: torch.exp2((x * entries).floor() / entries)
-
-
 def of_keys(every: int, first: int, then: Step) -> Step:
     """2^x, but for one key of so many by other means, in P alone (as FlashAttention-4 relieves the unit of exponentials)."""
 
@@ -287,17 +296,9 @@ def merged_in_base_e(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse / LOG2E
 
 
-def unweighed(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    return outs.mean(0), merged(outs, lses)[1]
-
-
 def merged_in_base_2(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """Weights 2^LSE of natural logarithms."""
     return merged(outs, lses / LOG2E)[0], merged(outs, lses)[1]
-
-
-def first_two(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    return merged(outs[:2], lses[:2])
 
 
 def once(place: int, wrong: Step) -> Step:
@@ -317,42 +318,33 @@ def without_last_rescale(bc: int) -> Flash:
     return Flash(bc, tiles=tiles, alpha=lambda factors: torch.ones_like(factors[-1]) if len(factors) == last else factors[-1])
 
 
-def noisy_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return q, k + 0.02 * torch.randn(k.shape, generator=torch.Generator().manual_seed(5)), v
-
-
-def rotated_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def rotated(k: Tensor) -> Tensor:
     """A rotary embedding that has been applied to the keys once too often, in its slowest pair of dimensions."""
     angle = torch.arange(k.shape[2])[:, None] * 2e-4
     half = k.shape[-1] // 2
     x, y, rest, z = k[..., :1], k[..., half : half + 1], k[..., 1:half], k[..., half + 1 :]
-    return q, torch.cat([x * angle.cos() - y * angle.sin(), rest, x * angle.sin() + y * angle.cos(), z], -1), v
+    return torch.cat([x * angle.cos() - y * angle.sin(), rest, x * angle.sin() + y * angle.cos(), z], -1)
 
 
-def channel_scales(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def channel_scales(v: Tensor) -> Tensor:
     """V in its own units, whose scale for each channel has been kept in E4M3."""
     scales = v.abs().amax(2, keepdim=True).clamp(min=1e-30)
-    return q, k, v / scales * scaled(e4m3, 1.0)(scales)
+    return v / scales * scaled(e4m3, 1.0)(scales)
 
 
-def stale_keys(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def stale(k: Tensor) -> Tensor:
     """Every 16th row of K is that of the row before: a copy that was read before it had arrived."""
     k = k.clone()
     k[:, :, 15::16] = k[:, :, 14 : k.shape[2] - 1 : 16]
-    return q, k, v
+    return k
 
 
-def four_bits(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    step = k.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 7
-    return q, (k / step).round() * step, v
-
-
-def four_bits_of_groups(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def four_bits_of_groups(k: Tensor) -> Tensor:
     """A cache of 4 bits, which keeps the least number and the step of each 32 columns of a token of K."""
     groups = k.unflatten(-1, (-1, 32))
     least = groups.amin(-1, keepdim=True)
     step = ((groups.amax(-1, keepdim=True) - least) / 15).clamp(min=1e-30)
-    return q, (((groups - least) / step).round() * step + least).flatten(-2), v
+    return (((groups - least) / step).round() * step + least).flatten(-2)
 
 
 def quantised(names: str, most: float, stored: Step, dim: int) -> Step:
@@ -365,10 +357,10 @@ def quantised(names: str, most: float, stored: Step, dim: int) -> Step:
     return load
 
 
-def less_its_mean(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def less_its_mean(k: Tensor) -> Tensor:
     """SageAttention's smoothing of K, whose mean changes the LSE alone."""
     mean = k.mean(2, keepdim=True)
-    return q, bf16(k - mean) + mean, v
+    return bf16(k - mean) + mean
 
 
 def by_pairs(p: Tensor) -> Tensor:
@@ -378,10 +370,6 @@ def by_pairs(p: Tensor) -> Tensor:
         p = torch.nn.functional.pad(p, (0, p.shape[-1] % 2))
         p = bf16(p[..., ::2] + p[..., 1::2])
     return p
-
-
-def mixed_tokens(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return q, k, 0.98 * v + 0.02 * v.roll(1, 2)
 
 
 def dropped_weights(p: Tensor) -> Tensor:
@@ -406,10 +394,6 @@ def linear_bias(s: Tensor) -> Tensor:
     return s + 0.01 * torch.arange(s.shape[-1]) / s.shape[-1] * (torch.arange(s.shape[1]) + 1)[:, None, None]
 
 
-def per_head_temperature(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return q * (1 + 0.03 * (-1.0) ** torch.arange(q.shape[1]))[:, None, None], k, v
-
-
 def zeroed(count: int) -> Step:
     """Every `count`-th element of the output is not written."""
 
@@ -432,15 +416,6 @@ def swapped_rows(out: Tensor) -> Tensor:
 def zero_padded(bc: int) -> Step:
     """Rows of zeros behind the keys fill the last tile, and no mask hides them."""
     return lambda q, k, v: (q, *(torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % bc)) for x in (k, v)))
-
-
-def first_maximum(m: Tensor, s: Tensor) -> Tensor:
-    return torch.where(m == _NEVER, s.amax(-1, keepdim=True), m)
-
-
-def log2e_on_queries(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q times scale times log2 e, rounded; the scale of 64 dimensions is a power of 2."""
-    return bf16(q * LOG2E), k, v
 
 
 def changing_queries(q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
@@ -506,11 +481,11 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "Schraudolph's exponential": (Flash(80, base2=True, exp=schraudolph), "exp"),
     "output times 0.99": (F.but(out=lambda x: (0.99 * x).bfloat16()), "output"),
     "2^x of degree 3": (Flash(160, base2=True, exp=exp_of_degree(1.0, 0.6951, 0.2276, 0.0773)), "exp"),
-    "2^x of a table": (Flash(112, base2=True, exp=table_of(64)), "exp"),
+    "2^x of a table": (Flash(112, base2=True, exp=lambda x: torch.exp2((x * 64).floor() / 64)), "exp"),
     "V in E4M3 by columns": (Flash(96, load=quantised("v", 448.0, e4m3, -2)), "^v="),
     "K in INT8 by tokens": (Flash(80, base2=True, load=quantised("k", 127.0, torch.round, -1)), "^k="),
     "Q and K in INT8 by tokens": (Flash(144, load=quantised("qk", 127.0, torch.round, -1)), "^q.k="),
-    "K less its mean": (Flash(64, reverse=True, load=less_its_mean), "^k="),
+    "K less its mean": (Flash(64, reverse=True, load=of("k", less_its_mean)), "^k="),
     "l by pairs": (Flash(128, summand=by_pairs), "row_sum"),
     "weights of splits truncated": (Flash(32, splits=5, merge=partial(merged, stored=truncated)), "split"),
     "alpha in BF16, 48": (Flash(48, alpha=lambda f: bf16(f[-1]), sum_alpha=lambda f: bf16(f[-1])), "rescale"),
@@ -524,7 +499,8 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "output through E5M10, flushed": (F.but(out=lambda x: fp16(x).masked_fill(x.abs() < 2**-14, 0).bfloat16()), "output"),
     "LSE in BF16": (Flash(112, lse=lambda m, t, b: bf16(m / b + t.log())), "lse"),
     "LSE in FP16": (Flash(48, base2=True, lse=lambda m, t, b: fp16(m / b + t.log())), "lse"),
-    "q times the scale, in BF16": (Flash(80, base2=True, load=log2e_on_queries, scale=lambda x: x / LOG2E), "scale"),
+    # Times scale times log2 e; the scale of 64 dimensions is a power of 2
+    "q times the scale, in BF16": (B2.but(bc=80, load=of("q", lambda q: bf16(q * LOG2E)), scale=lambda x: x / LOG2E), "scale"),
     "log2 e as 1.44": (Flash(112, scale=lambda x: x * 1.44 / LOG2E), "scale"),
     "1/sqrt(d) as 0.12": (Flash(48, scale=lambda x: x * 0.96), "scale"),
     "1/sqrt(d + 1)": (Flash(80, scale=lambda x: 1 / math.sqrt(1 / x**2 + 1)), "scale"),
@@ -549,16 +525,9 @@ PRECISION: dict[str, tuple[Step, str]] = {
     "P in FP16, flushed": (Flash(32, reverse=True, p=lambda p: fp16(p).masked_fill(fp16(p) < 2**-14, 0)), "probabilities"),
     "O in BF16, 24": (Flash(24, rescaled=bf16, o=bf16), "accumulator"),
     "P in INT8 by tiles of 48": (Flash(48, p=quantised_by_tiles), "probabilities"),
-    "K in INT4 of 32 columns": (Flash(64, reverse=True, load=four_bits_of_groups), "^k="),
+    "K in INT4 of 32 columns": (Flash(64, reverse=True, load=of("k", four_bits_of_groups)), "^k="),
     "last rescale of O missed": (without_last_rescale(88), "rescale"),
-    "length of the first entry": (
-        F.but(
-            seen=lambda i, j, shift, mask: visible(
-                i, j, shift, replace(mask, key_lengths=mask.key_lengths and mask.key_lengths[:1] * len(mask.key_lengths))
-            )
-        ),
-        "lengths",
-    ),
+    "length of the first entry": (F.but(seen=of_lengths(lambda lengths: lengths[:1] * len(lengths))), "lengths"),
     "next head of k and v": (F.but(heads=lambda heads, kv: groups(heads, kv)[[*range(1, heads), heads - 1]]), "heads"),
     "P in INT8 by 48 of 144": (Flash(144, reverse=True, base2=True, p=quantised_by_tiles), "probabilities"),
 }
@@ -571,12 +540,8 @@ STRUCTURE: dict[str, Step] = {
     "window + 1": Flash(144, seen=partial(visible, wider=1)),
     "window - 1": Flash(48, seen=partial(visible, wider=-1)),
     "window ignored": F.but(seen=lambda i, j, shift, mask: visible(i, j, shift, replace(mask, window=None))),
-    "lengths ignored": F.but(seen=lambda i, j, shift, mask: visible(i, j, shift, replace(mask, key_lengths=None))),
-    "lengths to a multiple of 16": F.but(
-        seen=lambda i, j, shift, mask: visible(
-            i, j, shift, replace(mask, key_lengths=mask.key_lengths and tuple(-(-n // 16) * 16 for n in mask.key_lengths))
-        )
-    ),
+    "lengths ignored": F.but(seen=of_lengths(lambda _: None)),
+    "lengths to a multiple of 16": F.but(seen=of_lengths(lambda lengths: tuple(-(-n // 16) * 16 for n in lengths))),
     "heads in turn": B2.but(heads=lambda heads, kv_heads: torch.arange(heads) % kv_heads),
     "first head of k and v": F.but(heads=lambda heads, kv_heads: torch.arange(heads) * 0),
     "ragged tile dropped": B2.but(tiles=lambda keys, bc: spans(keys, bc)[: max(1, keys // bc)]),
@@ -588,12 +553,12 @@ STRUCTURE: dict[str, Step] = {
     "rescale of l missed": B2.but(sum_alpha=once(2, lambda f: torch.ones_like(f[-1]))),
     "alpha of the tile before": Flash(48, alpha=lambda f: f[-2] if len(f) > 2 else f[-1]),
     "O never rescaled": Flash(112, alpha=lambda f: torch.ones_like(f[-1])),
-    "maximum of the first tile": Flash(128, top=first_maximum),
+    "maximum of the first tile": Flash(128, top=lambda m, s: torch.where(m == _NEVER, s.amax(-1, keepdim=True), m)),
     "-10,000 in place of -inf": F.but(hidden=-1e4),
     "no maximum": B2.but(top=lambda m, s: torch.zeros_like(s[..., :1]), alpha=lambda f: 1.0, sum_alpha=lambda f: 1.0),
-    "splits unweighed": Flash(80, splits=4, merge=unweighed),
+    "splits unweighed": Flash(80, splits=4, merge=lambda outs, lses: (outs.mean(0), merged(outs, lses)[1])),
     "splits weighed in base 2": Flash(48, splits=3, merge=merged_in_base_2),
-    "third split lost": Flash(48, splits=3, merge=first_two),
+    "third split lost": Flash(48, splits=3, merge=lambda outs, lses: merged(outs[:2], lses[:2])),
     "V of the tile before": F.but(pv=lambda p, v, t: p @ v[:, :, t[0] - (t[0] == 160) * 80 : t[1] - (t[0] == 160) * 80]),
     "LSE times ln 2": F.but(lse=lambda m, total, base: (m + total.log()) / LOG2E),
     "LSE in base 2": B2.but(lse=lambda m, total, base: m + total.log2()),
@@ -611,16 +576,16 @@ STRUCTURE: dict[str, Step] = {
 """Kernels whose loop is wrong."""
 
 OUTSIDE: dict[str, Step] = {
-    "noise on K": F.but(load=noisy_keys),
-    "rotation of K": B2.but(load=rotated_keys),
-    "scales of V in E4M3": F.but(load=channel_scales),
-    "stale rows of K": Flash(48, load=stale_keys),
-    "K in INT4": B2.but(load=four_bits),
-    "tokens of V mixed": F.but(load=mixed_tokens),
+    "noise on K": F.but(load=of("k", lambda k: k + 0.02 * torch.randn(k.shape, generator=torch.Generator().manual_seed(5)))),
+    "rotation of K": B2.but(load=of("k", rotated)),
+    "scales of V in E4M3": F.but(load=of("v", channel_scales)),
+    "stale rows of K": Flash(48, load=of("k", stale)),
+    "K in INT4": B2.but(load=quantised("k", 7.0, torch.round, -1)),
+    "tokens of V mixed": F.but(load=of("v", lambda v: 0.98 * v + 0.02 * v.roll(1, 2))),
     "dropout of 0.1 %": Flash(144, p=dropped_weights),
     "bias of a head": F.but(out=biased_head),
     "dithered output": B2.but(out=dithered),
     "linear bias": Flash(1 << 20, scores=linear_bias),
-    "temperature by head": B2.but(load=per_head_temperature),
+    "temperature by head": B2.but(load=of("q", lambda q: q * (1 + 0.03 * (-1.0) ** torch.arange(q.shape[1]))[:, None, None])),
 }
 """Faults that surely no catalogue has, so that a name would be wrong."""

@@ -23,12 +23,12 @@ from numdev.errors import BadInput, Unsupported
 from numdev.report.document.pages import write_certificate
 from tests.certification.backward_kernels import FlashGradients
 from tests.certification.forward_kernels import CORRECT, LOG2E, OUTSIDE, STRUCTURE, Flash, bf16, visible
+from tests.certification.test_planted import MASKED
 from tests.conftest import ROOT
 
 # Catalogue and thresholds were developed on this seed too, and on 0 to 2 and 100 to 102: another seed shows what they are worth.
 SEED = 41
 NUMERIC = ("normal", "student t", "sink", "ramp", "tiny values", "captured")
-MASKED = ("causal", "tall causal", "window", "key lengths", "grouped heads")
 SOME_PROBES = tuple(probe.name for probe in PROBES if probe.name not in ("values of one", "permuted keys", "other heads"))
 Certifier = Callable[..., Certificate]
 Gradients = tuple[Tensor, ...]
@@ -76,23 +76,12 @@ TITLES = {
 }
 
 
-LONG = (
-    "rescale of O missed",
-    "limit at the first key",
-    "window - 1",
-    "last head not written",
-)  # of most of which `test_planted` has as much
+# Of most of these `test_planted` has as much
+EXHAUSTIVE = ("rescale of O missed", "limit at the first key", "window - 1", "last head not written")
+MARKS = {**dict.fromkeys(EXHAUSTIVE, pytest.mark.exhaustive), **dict.fromkeys(("heads in turn", "changes q"), pytest.mark.slow)}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=[pytest.mark.exhaustive] * (name in LONG) + [pytest.mark.slow] * (name in ("heads in turn", "changes q"))
-        )
-        for name in TITLES
-    ],
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in TITLES])
 def test_the_sentence_says_what_is_wrong(certified: Certifier, name: str) -> None:
     torch.manual_seed(SEED)  # of the kernel that draws its order
     certificate = certified(STRUCTURE[name], (*NUMERIC, *MASKED, *SOME_PROBES))

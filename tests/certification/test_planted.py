@@ -25,50 +25,21 @@ from tests.certification import backward_kernels, forward_kernels
 from tests.certification.forward_kernels import Flash, Step
 
 SEED = 7001
-CASES_OF_TESTS = (
-    "normal",
-    "sink",
-    "silent sink",
-    "ramp",
-    "captured",
-    "causal",
-    "tall causal",
-    "window",
-    "key lengths",
-    "grouped heads",
-)
+MASKED = ("causal", "tall causal", "window", "key lengths", "grouped heads")
+CASES_OF_TESTS = ("normal", "sink", "silent sink", "ramp", "captured", *MASKED)
 PROBES_OF_TESTS = ("untouched", "same bits", "every element", "empty rows", "padding")
 Certifier = Callable[..., Certificate]
 
-QUICK = {
-    *("FA2, 48", "FA2, 80 reverse", "FA4, 128 lazy"),
-    *("l in BF16, 80", "P V in BF16"),
+QUICK = {"FA2, 48", "FA2, 80 reverse", "FA4, 128 lazy", "gradients: 48 x 80"}
+SLOW = {
+    *("l in BF16, 80", "P V in BF16", "gradients: dP in BF16", "gradients: delta left out"),
     *("limit at the first key", "lengths ignored", "rescale of O missed", "last head not written"),
-    *("gradients: 48 x 80", "gradients: dP in BF16", "gradients: delta left out"),
-}
-LONG = {
-    *(
-        "l in BF16, 80",
-        "lengths ignored",
-        "rescale of O missed",
-        "P V in BF16",
-        "limit at the first key",
-        "last head not written",
-    ),
-    *("gradients: dP in BF16", "gradients: delta left out"),
 }
 SMALL = "it errs no more than permitted on these inputs, or not surely"
-MISSED = dict.fromkeys(
-    (
-        "m in BF16",
-        "O in FP16, 192",
-        "P V in FP16",
-        "output through FP16",
-        "output through E5M10, flushed",
-        "alpha of O in BF16, 32",
-    ),
-    SMALL,
-)
+MISSED = {
+    **dict.fromkeys(("m in BF16", "O in FP16, 192", "P V in FP16", "alpha of O in BF16, 32"), SMALL),
+    **dict.fromkeys(("output through FP16", "output through E5M10, flushed"), SMALL),
+}
 """Kernels that certify judges wrongly, and why: a right one that does not pass, or a step that is not named."""
 MISSED_WITHOUT_LSE = (
     MISSED
@@ -99,26 +70,24 @@ def params(name: str, missed: Mapping[str, str] = MISSED) -> list[object]:
 
     def marks(kernel: str) -> Iterator[pytest.MarkDecorator]:
         if kernel not in QUICK:
-            yield pytest.mark.exhaustive
-        if kernel in LONG:
-            yield pytest.mark.slow
+            yield pytest.mark.slow if kernel in SLOW else pytest.mark.exhaustive
         if kernel in missed:
             yield pytest.mark.xfail(reason=missed[kernel])
 
     return [pytest.param(kernel, *entry, marks=[*marks(kernel)], id=kernel) for kernel, entry in table(name).items()]
 
 
+def on_few_cases(kernel: object, is_backward: bool, predictions: Path, device: str = "cpu") -> Certificate:
+    subject: dict[str, Any] = {"kernel": Flash(64), "backward": kernel} if is_backward else {"kernel": kernel}
+    only = (*CASES_OF_TESTS, *PROBES_OF_TESTS, "many queries" if is_backward else "far scores")
+    return certify(**subject, device=device, seed=SEED, only=only, cache=predictions)
+
+
 @pytest.fixture(scope="session")
 def certified(predictions: Path) -> Certifier:
     """Certifies on a few cases."""
 
-    def run(name: str, kernel: object) -> Certificate:
-        is_backward = name.startswith("gradients")
-        subject: dict[str, Any] = {"kernel": Flash(64), "backward": kernel} if is_backward else {"kernel": kernel}
-        only = (*CASES_OF_TESTS, *PROBES_OF_TESTS, "many queries" if is_backward else "far scores")
-        return certify(**subject, device="cpu", seed=SEED, only=only, cache=predictions)
-
-    return run
+    return lambda name, kernel: on_few_cases(kernel, name.startswith("gradients"), predictions)
 
 
 @cache
@@ -128,11 +97,9 @@ def problems() -> dict[str, tuple[Inputs, Mapping[str, Tensor]]]:
     for case in CASES:
         if case.name in (*CASES_OF_TESTS, "large logits", "tiny values"):
             inputs = case.draw(range(SEED, SEED + 1), BF16, 64)
-            qkv, do = inputs.qkv, inputs.tensors["do"]
-            exact, gradients = Exact()(*qkv, inputs.mask, inputs.scale), ExactBackward()(*qkv, do, inputs.mask, inputs.scale)
-            assert exact.lse is not None
-            golden = {"out": exact.out, "lse": exact.lse, "dq": gradients.dq, "dk": gradients.dk, "dv": gradients.dv}
-            result[case.name] = inputs, golden
+            exact = Exact()(*inputs.qkv, inputs.mask, inputs.scale)
+            gradients = ExactBackward()(*inputs.qkv, inputs["do"], inputs.mask, inputs.scale)
+            result[case.name] = inputs, exact.tensors() | gradients.tensors()
     return result
 
 

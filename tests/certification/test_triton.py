@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from numdev.certification.accuracy import Verdict
-from numdev.certification.certificate import Certificate, certify
-from tests.certification.forward_kernels import Flash
-from tests.certification.test_planted import CASES_OF_TESTS, PROBES_OF_TESTS, SEED, is_named
+from tests.certification.test_planted import is_named, on_few_cases
 from tests.certification.triton_kernels import Fault, TritonBackward, TritonForward
 
 HAS_GPU = torch.cuda.is_available()
@@ -22,6 +19,7 @@ DEVICES = pytest.mark.parametrize(
         pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]),
     ],
 )
+KERNELS = (TritonForward, TritonBackward)
 FORWARD = {
     "SCORES_BF16": "scores",
     "SUM_BF16": "row_sum",
@@ -46,19 +44,13 @@ BACKWARD = {
 """Faults, and what names their step; an empty pattern for those that have only to be caught."""
 
 
-def judged(fault: Fault, is_backward: bool, device: str, predictions: Path) -> Certificate:
-    only = (*CASES_OF_TESTS, *PROBES_OF_TESTS, "many queries" if is_backward else "far scores")
-    more: dict[str, Any] = {"device": device, "seed": SEED, "only": only, "cache": predictions}
-    return certify(Flash(64), backward=TritonBackward(fault), **more) if is_backward else certify(TritonForward(fault), **more)
-
-
 @DEVICES
 @pytest.mark.parametrize(
     ("is_backward", "fault", "step"),
     [(is_backward, *each) for is_backward, faults in ((False, FORWARD), (True, BACKWARD)) for each in faults.items()],
 )
 def test_a_fault_is_named(device: str, is_backward: bool, fault: str, step: str, predictions: Path) -> None:
-    certificate = judged(Fault[fault], is_backward, device, predictions)
+    certificate = on_few_cases(KERNELS[is_backward](Fault[fault]), is_backward, predictions, device)
     assert certificate.verdict is Verdict.FAIL, certificate.text()
     assert is_named(certificate, step) or not step, certificate.sentence()
 
@@ -66,5 +58,5 @@ def test_a_fault_is_named(device: str, is_backward: bool, fault: str, step: str,
 @DEVICES
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_a_right_kernel_passes(device: str, is_backward: bool, predictions: Path) -> None:
-    certificate = judged(Fault.NONE, is_backward, device, predictions)
+    certificate = on_few_cases(KERNELS[is_backward](), is_backward, predictions, device)
     assert certificate.verdict is Verdict.PASS, certificate.text()

@@ -20,28 +20,13 @@ from numdev.attention.mask import Mask
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
-class Fault(IntEnum):
-    """What a kernel does wrongly."""
-
-    NONE = 0
-    SCORES_BF16 = 1
-    SUM_BF16 = 2
-    OUT_BF16 = 3
-    ALPHA_BF16 = 4
-    EXP_BF16 = 5
-    RESCALE_MISSED = 6
-    LIMIT = 7
-    LSE_BASE_2 = 8
-    PADDING_SUMMED = 9
-    DQ_BF16 = 10
-    DK_BF16 = 11
-    DELTA_BF16 = 12
-    DP_BF16 = 13
-    DK_UNSCALED = 14
-    DELTA_LEFT_OUT = 15
-    QUERIES_LOST = 16
-
-
+Fault = IntEnum(
+    "Fault",
+    "NONE SCORES_BF16 SUM_BF16 OUT_BF16 ALPHA_BF16 EXP_BF16 RESCALE_MISSED LIMIT LSE_BASE_2 PADDING_SUMMED "
+    "DQ_BF16 DK_BF16 DELTA_BF16 DP_BF16 DK_UNSCALED DELTA_LEFT_OUT QUERIES_LOST",
+    start=0,
+)
+"""What a kernel does wrongly."""
 _SCORES_BF16, _SUM_BF16, _OUT_BF16, _ALPHA_BF16, _EXP_BF16, _RESCALE_MISSED, _LIMIT, _LSE_BASE_2, _PADDING_SUMMED = (
     tl.constexpr(int(Fault(number))) for number in range(1, 10)
 )

@@ -20,7 +20,7 @@ from numdev.attention.base import Backward
 from numdev.certification.accuracy import BACKWARD, CASES, DECIDES, FORWARD, Case, Judged, Predictions, Verdict, judge, times
 from numdev.certification.culprit import Culprit, find
 from numdev.certification.kernel import Kernel, format_of, kernel_of
-from numdev.certification.probes import PROBES, Probed, Probing
+from numdev.certification.probes import PROBES, Probed
 from numdev.certification.simulation import Tensors
 from numdev.errors import BadInput, NotAChoice, Unsupported
 from numdev.measurement.operation import Operation
@@ -288,8 +288,7 @@ def certify(
         if not report.skipped and size == sizes[0]:
             compared[case.name] = outputs
     progress(len(work), len(work) + 1, "probes and culprit")
-    probing = Probing(subject, every[sizes[0]], seeds[0])
-    outcomes = tuple(probe.run(probing) for probe in probes if not only or probe.name in only)
+    outcomes = tuple(probe.run(subject, every[sizes[0]], seeds[0]) for probe in probes if not only or probe.name in only)
     if not compared and all(each.outcome == "skipped" for each in outcomes):
         reason = (*(report.skipped for report in reports), *(each.reason for each in outcomes))[0]
         raise Unsupported("kernel", f"{subject.name} refuses all of these inputs: {reason}")

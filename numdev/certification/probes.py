@@ -13,7 +13,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from numdev.certification.accuracy import ABSURD, BACKWARD, CASES, FORWARD, Case, Known, Pass, Predictions
+from numdev.certification.accuracy import ABSURD, BACKWARD, CASES, FORWARD, Case, Pass, Predictions
 from numdev.certification.candidates import filled
 from numdev.certification.kernel import Kernel
 from numdev.certification.simulation import Inputs, Tensors
@@ -73,27 +73,15 @@ def _inside(x: Tensor) -> Tensor:
     return (wider[:, :, 1:-1, : x.shape[3]] if x.ndim == 4 else wider[:, :, 1:-1]).copy_(x)
 
 
-@dataclass(frozen=True)
-class Probing:
-    """A kernel, and the seeds of the cases that probes change."""
-
-    kernel: Kernel
-    predictions: Predictions
-    seeds: range
-
-    def known(self, case: str) -> Known:
-        return self.predictions.of(_CASES[case], self.seeds)
-
-
 def _rms(x: Tensor) -> float:
     return float(x.nan_to_num(0.0, 0.0, 0.0).pow(2).mean().sqrt().clamp(min=1e-300))
 
 
-Check = Callable[[Probing], Iterator[tuple[str, bool]]]
-"""Yields what is broken, and whether that is only noted."""
+Check = Callable[[Kernel, Predictions, range], Iterator[tuple[str, bool]]]
+"""Of some seeds: yields what is broken, and whether that is only noted."""
 
 
-def _untouched(at: Probing) -> Iterator[tuple[str, bool]]:
+def _untouched(kernel: Kernel, predictions: Predictions, seeds: range) -> Iterator[tuple[str, bool]]:
     wholes = list[tuple[Tensor, Tensor]]()
 
     def guarded(x: Tensor) -> Tensor:
@@ -102,30 +90,30 @@ def _untouched(at: Probing) -> Iterator[tuple[str, bool]]:
         wholes.append((whole, whole.clone()))
         return inner
 
-    at.kernel.on(at.known("normal").inputs, guarded)
-    for name, (whole, before) in zip(at.kernel.takes, wholes, strict=True):
+    kernel.on(predictions.of(_CASES["normal"], seeds).inputs, guarded)
+    for name, (whole, before) in zip(kernel.takes, wholes, strict=True):
         if not torch.equal(whole, before):
             is_inside = not torch.equal(whole[_GUARD:-_GUARD], before[_GUARD:-_GUARD])
             yield f"the call {'changes' if is_inside else 'writes beside'} {name}", False
 
 
-def _same_bits(at: Probing) -> Iterator[tuple[str, bool]]:
+def _same_bits(kernel: Kernel, predictions: Predictions, seeds: range) -> Iterator[tuple[str, bool]]:
     """Gradients may be added by atomics, in any order: that they differ a little is noted."""
-    known = at.known("normal")
-    calls = [at.kernel.on(known.inputs) for _ in range(2)]
-    if at.kernel.device.type == "cuda":
+    known = predictions.of(_CASES["normal"], seeds)
+    calls = [kernel.on(known.inputs) for _ in range(2)]
+    if kernel.device.type == "cuda":
         with torch.cuda.stream(torch.cuda.Stream()):
-            calls.append(at.kernel.on(known.inputs))
+            calls.append(kernel.on(known.inputs))
     for again, (name, x) in product(calls[1:], calls[0].items()):
         if not torch.equal(again[name].nan_to_num(), x.nan_to_num()):
             times = _rms(again[name].double() - x.double()) / float(known.permitted[name][:, 0].max())
-            is_noted = at.predictions.of_pass is BACKWARD and times <= _ATOMICS
+            is_noted = predictions.of_pass is BACKWARD and times <= _ATOMICS
             yield f"a second call: {name} differs by {times:.3g} times the permitted error (RMS)", is_noted
 
 
-def _every_element(at: Probing) -> Iterator[tuple[str, bool]]:
-    known = at.predictions.of(_MANY, at.seeds[:1])
-    for name, x in at.kernel.on(known.inputs).items():
+def _every_element(kernel: Kernel, predictions: Predictions, seeds: range) -> Iterator[tuple[str, bool]]:
+    known = predictions.of(_MANY, seeds[:1])
+    for name, x in kernel.on(known.inputs).items():
         most = float(known.permitted[name][0, 1] + known.floors[name][0, 0])
         error = (x.double() - known.golden[name]).abs().nan_to_num(math.inf)
         if not float(error.max()) <= _WITHIN * most:
@@ -149,27 +137,27 @@ class Probe:
     is_noted: bool = False
     only: Pass | None = None
 
-    def run(self, at: Probing) -> Probed:
+    def run(self, kernel: Kernel, predictions: Predictions, seeds: range) -> Probed:
         """Check the property; the first failure counts, else the last of what is noted."""
         outcome, reason = "holds", ""
         try:
-            for broken, is_noted in self.check(at) if self.check else self._changed(at):
+            for broken, is_noted in (self.check or self._changed)(kernel, predictions, seeds):
                 if outcome != "fails":
                     outcome, reason = "noted" if is_noted else "fails", broken
         except Unsupported as error:
             outcome, reason = "skipped", str(error)
         return Probed(self.name, self.states, outcome, reason)
 
-    def _changed(self, at: Probing) -> Iterator[tuple[str, bool]]:
+    def _changed(self, kernel: Kernel, predictions: Predictions, seeds: range) -> Iterator[tuple[str, bool]]:
         """In which output, and how far, a kernel errs on changed inputs; not where exact attention is NaN."""
-        known, limits = at.known(self.case), dict[str, float]()  # of the RMSE, over the RMS of what is exact
-        for name, ratio in known.ratios(at.kernel.on(known.inputs)).items():
+        known, limits = predictions.of(_CASES[self.case], seeds), dict[str, float]()  # of the RMSE, over the RMS of what is exact
+        for name, ratio in known.ratios(kernel.on(known.inputs)).items():
             own = ratio[:, 0].max().clamp(1.0, ABSURD if name == "lse" else _OWN)
             limits[name] = _WITHIN * float(known.limits[name][:, 0].max()) * float(own) / _rms(known.golden[name])
         for changed, place in product(self.changes(known.inputs), self.places):
             inputs = replace(known.inputs, tensors=known.inputs.tensors | changed)
-            golden = at.predictions.of_pass.golden(inputs)
-            for name, x in at.kernel.on(inputs, place).items():
+            golden = predictions.of_pass.golden(inputs)
+            for name, x in kernel.on(inputs, place).items():
                 error = (x.double() - golden[name]).masked_fill((x == golden[name]) | golden[name].isnan(), 0.0)
                 wrong = ~error.isfinite() | ((golden[name] == 0) & (error != 0) & (name == "out"))  # of rows that see no key
                 times = _rms(error) / (limits[name] * _rms(golden[name]))

@@ -300,16 +300,11 @@ class Known:
                 floors[name] = _FLOOR_OF_ZEROS * self.permitted[name]
         return floors
 
-    @property
-    def limits(self) -> dict[str, Tensor]:
-        """The permitted figures and the floors together."""
-        return {name: x + self.floors[name] for name, x in self.permitted.items()}
-
     def ratios(self, outputs: Tensors) -> dict[str, Tensor]:
         """The figures of each output over the permitted ones, `[replicates, figures]`; 1 of two that are 0."""
         ratios = {}
         for name, x in self.inputs.rows(outputs).items():
-            own, most = figures(x - self.exact[name]) + self.floors[name], self.limits[name]
+            own, most = figures(x - self.exact[name]) + self.floors[name], self.permitted[name] + self.floors[name]
             ratios[name] = torch.where(own == most, 1.0, own / most).clamp(max=ABSURD)
         return ratios
 

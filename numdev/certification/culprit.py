@@ -165,11 +165,6 @@ class Compared:
     def rows(self, outputs: Tensors) -> Tensors:
         return self.inputs.rows(outputs, self.most_keys)
 
-    def simulated(self, candidate: Candidate, layout: Layout, policy: Any) -> Tensors:
-        """Some rows of what a candidate returns."""
-        simulation = Simulation(self.inputs, policy, layout, candidate.changes, self.whole)
-        return some_rows(self.known.predictions.of_pass.simulated(simulation))
-
     @cached_property
     def ratios(self) -> dict[str, float]:
         """The RMSE of each output over the permitted one, of all rows and replicates."""
@@ -181,7 +176,8 @@ class Compared:
             (candidate, layout), left, known = hypothesis, self._left.setdefault(hypothesis, {}), self.known.predictions
             page = {} if candidate.fitted else known.page(f"{self.known.name} {layout!r}")  # fitted ones may share a title
             if candidate.title not in page:
-                some, dtype = self.simulated(candidate, layout, known.policy), self.inputs["q"].dtype
+                simulation = Simulation(self.inputs, known.policy, layout, candidate.changes, self.whole)
+                some, dtype = some_rows(known.of_pass.simulated(simulation)), self.inputs["q"].dtype
                 page[candidate.title] = {name: x.float() if name == "lse" else x.to(dtype) for name, x in some.items()}
             rows = self.rows(page[candidate.title])
             for name, error in self.errors.items():

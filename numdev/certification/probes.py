@@ -152,8 +152,9 @@ class Probe:
         """In which output, and how far, a kernel errs on changed inputs; not where exact attention is NaN."""
         known, limits = predictions.of(_CASES[self.case], seeds), dict[str, float]()  # of the RMSE, over the RMS of what is exact
         for name, ratio in known.ratios(kernel.on(known.inputs)).items():
-            own = ratio[:, 0].max().clamp(1.0, ABSURD if name == "lse" else _OWN)
-            limits[name] = _WITHIN * float(known.limits[name][:, 0].max()) * float(own) / _rms(known.golden[name])
+            permitted = float((known.permitted[name] + known.floors[name])[:, 0].max())
+            own = permitted * float(ratio[:, 0].max().clamp(1.0, ABSURD if name == "lse" else _OWN))
+            limits[name] = _WITHIN * own / _rms(known.golden[name])
         for changed, place in product(self.changes(known.inputs), self.places):
             inputs = replace(known.inputs, tensors=known.inputs.tensors | changed)
             golden = predictions.of_pass.golden(inputs)

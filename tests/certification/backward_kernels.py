@@ -26,13 +26,13 @@ from tests.certification.forward_kernels import (
     groups,
     of,
     of_lengths,
-    padding_mask,
     per_head,
     same,
     scaled,
     spans,
     truncated,
     visible,
+    without_padding,
 )
 
 Gradients = tuple[Tensor, Tensor, Tensor]
@@ -99,8 +99,7 @@ class FlashGradients:
         self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, do: Tensor, *, mask: Mask, scale: float
     ) -> Gradients:
         kv_heads, heads, keys = k.shape[1], self.heads(q.shape[1], k.shape[1]), k.shape[2]
-        padding = padding_mask(k, mask)
-        k, v = (per_head(x.masked_fill(padding, 0.0), heads) for x in (k, v))
+        k, v = (per_head(without_padding(x, mask), heads) for x in (k, v))
         q, k, v, do = self.load(q.float(), k, v, do.float())
         seen = self.seen(torch.arange(q.shape[2])[:, None], torch.arange(keys)[None], keys - q.shape[2], mask)
         seen = seen.expand(q.shape[0], 1, -1, -1)
@@ -125,7 +124,7 @@ class FlashGradients:
 def autograd(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, do: Tensor, *, mask: Mask, scale: float) -> Gradients:
     """Gradients of softmax by whole rows in FP32, by autograd; the inputs and the results are rounded."""
     leaves = [x.detach().float().requires_grad_() for x in (q, k, v)]
-    kf, vf = (per_head(x.masked_fill(padding_mask(k, mask), 0.0), groups(q.shape[1], k.shape[1])) for x in leaves[1:])
+    kf, vf = (per_head(without_padding(x, mask), groups(q.shape[1], k.shape[1])) for x in leaves[1:])
     seen = visible(torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None], k.shape[2] - q.shape[2], mask)
     s = (leaves[0] @ kf.mT * scale).masked_fill(~seen, -math.inf)
     p = torch.where(seen.any(-1, keepdim=True), torch.softmax(s, -1), 0.0)
@@ -145,11 +144,6 @@ def rounded_groups(x: Tensor, kv_heads: int) -> Tensor:
     return grouped(bf16(x), kv_heads)
 
 
-def last_of_group(x: Tensor, kv_heads: int) -> Tensor:
-    """Each head of a group overwrites what the one before has stored."""
-    return x.unflatten(1, (kv_heads, -1))[:, :, -1]
-
-
 def noisy(x: Tensor) -> Tensor:
     return x * (1 + 0.02 * torch.randn(x.shape, generator=torch.Generator().manual_seed(5)))
 
@@ -166,10 +160,6 @@ def rotated(dq: Tensor, dk: Tensor, dv: Tensor, scale: float) -> Gradients:
     x, y = dk[..., 0].clone(), dk[..., 1].clone()
     dk[..., 0], dk[..., 1] = x * angle.cos() - y * angle.sin(), x * angle.sin() + y * angle.cos()
     return dq * scale, dk * scale, dv
-
-
-def dropped_gradients(ds: Tensor) -> Tensor:
-    return bf16(ds * (torch.rand(ds.shape, generator=torch.Generator().manual_seed(7)) > 2e-3))
 
 
 def stale_delta(out: Tensor, do: Tensor) -> Tensor:
@@ -258,7 +248,8 @@ STRUCTURE: dict[str, Step] = {
     "window + 1": G2.but(seen=partial(visible, wider=1)),
     "window - 1": G.but(seen=partial(visible, wider=-1)),
     "lengths ignored": G.but(seen=of_lengths(lambda _: None)),
-    "last head of a group": G.but(group=last_of_group),
+    # Each head of a group overwrites what the one before has stored
+    "last head of a group": G.but(group=lambda x, kv_heads: x.unflatten(1, (kv_heads, -1))[:, :, -1]),
     "heads in turn": G2.but(heads=lambda heads, kv_heads: torch.arange(heads) % kv_heads),
     "last tile of queries": G.but(rows=all_but_last),
     "last tile of keys": G2.but(columns=all_but_last),
@@ -275,7 +266,7 @@ OUTSIDE: dict[str, Step] = {
     "noise on K": G2.but(load=of("k", noisy)),
     "bias of dV of a head": G.but(end=biased),
     "rotation of dK": G2.but(end=rotated),
-    "dropout of dS": G.but(ds=dropped_gradients),
+    "dropout of dS": G.but(ds=lambda ds: bf16(ds * (torch.rand(ds.shape, generator=torch.Generator().manual_seed(7)) > 2e-3))),
     "dP clamped": G.but(dp=lambda dp: dp.clamp(-8, 8)),
 }
 """Faults that surely no catalogue has."""

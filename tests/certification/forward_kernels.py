@@ -90,14 +90,10 @@ def spans(keys: int, bc: int) -> list[tuple[int, int]]:
     return [(start, min(start + bc, keys)) for start in range(0, keys, bc)]
 
 
-def padding_mask(x: Tensor, mask: Mask) -> Tensor:
-    """The rows of k and v that do not exist."""
-    lengths = torch.tensor(mask.key_lengths or (x.shape[2],) * x.shape[0])
-    return torch.arange(x.shape[2])[:, None] >= lengths[:, None, None, None]
-
-
 def without_padding(x: Tensor, mask: Mask) -> Tensor:
-    return x.masked_fill(padding_mask(x, mask), 0.0)
+    """k or v with zeros in place of the rows that do not exist."""
+    lengths = torch.tensor(mask.key_lengths or (x.shape[2],) * x.shape[0])
+    return x.masked_fill(torch.arange(x.shape[2])[:, None] >= lengths[:, None, None, None], 0.0)
 
 
 @dataclass(frozen=True)
@@ -207,12 +203,10 @@ class Rows:
     scores: Step = same
     p: Step = same
     weights: Step = bf16
-    scale_q: float = 1.0
-    load: Step = lambda q, k, v: (q, k, v)
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Mask, scale: float) -> tuple[Tensor, Tensor]:
         heads, shift = groups(q.shape[1], k.shape[1]), k.shape[2] - q.shape[2]
-        q, k, v = self.load(q.float(), per_head(without_padding(k, mask), heads), per_head(without_padding(v, mask), heads))
+        q, (k, v) = q.float(), (per_head(without_padding(x, mask), heads) for x in (k, v))
         seen = visible(torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])[None], shift, mask)
         s = self.scores(q @ k.mT * scale).masked_fill(~seen, _NEVER)
         m = s.amax(-1, keepdim=True)

@@ -481,10 +481,10 @@ def judged(
         return "undecided", f"With {AGAIN} the loss of step {first} is {again.losses[0]:.4g}, not {run.losses[0]:.4g}: {why}."
     if not again.spikes:
         return "undecided", f"With {AGAIN} from step {first} on it stays at {said(again.peak)}: {why}."
-    if missed:
-        return "undecided", f"Exact attention replaces no other attention, and this ran beside it: {missed}."
     if exact.spikes:
         also = f"Exact attention from step {first} on also spikes (loss {said(exact.peak)})"
+        if missed:
+            return "undecided", f"{also}, but other attention ran beside it, which was not made exact: {missed}."
         return "not attention", f"{also}: attention is not the cause."
     if not nudged.spikes:
         chance = f"so it does with one weight moved by a last place ({said(nudged.peak)})"

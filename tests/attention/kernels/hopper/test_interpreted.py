@@ -66,6 +66,9 @@ requests = settings(
 )
 
 
+few = settings(requests, max_examples=15)
+
+
 @st.composite
 def problems(
     draw: st.DrawFn, dims: tuple[int, ...], least: int = 1, *, windows: bool = True, lengths: bool = True
@@ -96,14 +99,14 @@ def test_backward(problem: tuple[Sizes, Mask]) -> None:
     check_gradients(BACKWARD, draw_all(sizes), mask, "cpu")
 
 
-@requests
+@few
 @given(problems((256,), 20, lengths=False))
 def test_backward_at_256(problem: tuple[Sizes, Mask]) -> None:
     sizes, mask = problem
     check_gradients(BACKWARD, draw_all(sizes), mask, "cpu")
 
 
-@requests
+@few
 @given(problems((64, 128, 256), windows=False), st.sampled_from([None, Scale.TENSOR, Scale.HEAD, Scale.BLOCK]), st.integers(0, 3))
 def test_forward_of_8_bits(problem: tuple[Sizes, Mask], scale: Scale | None, promotion: int) -> None:
     sizes, mask = problem

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from numdev.results.record import write_atomically
 from numdev.results.store import pack
 from numdev.training.attend import Arguments, Call, ForwardAlone, Interception, Onward, Variant, callers, trainable
 from numdev.training.watch import Beside, Inputs
+
+Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
 _GRADIENTS = ("dq", "dk", "dv")
@@ -41,7 +43,7 @@ class Recorder(Interception):
         self._entered: list[ExitStack] = []
         self._step = self._calls = 0
 
-    def __enter__(self) -> Self:
+    def __enter__(self: Kind) -> Kind:
         if self._calls:
             self.step()
         self._entered.append(ExitStack())

@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from jaxtyping import TypeCheckError
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -347,8 +348,9 @@ class TestRefused:
 
     def test_what_is_no_number(self, tmp_path: Path) -> None:
         for name in ("steps", "every", "heads", "checkpoint"):
-            with pytest.raises(nd.BadInput, match=f"^{name}: 2.5 cannot be used; give a whole number"):
+            with pytest.raises((nd.BadInput, TypeCheckError)) as error:  # the latter with --shapes
                 Case().set_up(tmp_path, **{name: 2.5})
+            assert name in str(error.value)
         batches, _ = Case().set_up(tmp_path)
         next(iter(batches))
         with pytest.raises(nd.BadInput, match=r"^loss: \(3,\) cannot be used; give one number$"):

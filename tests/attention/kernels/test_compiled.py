@@ -374,8 +374,7 @@ def test_the_kernels_of_operations_compile_without_spills() -> None:
 
 @pytest.mark.parametrize("kind", ["hopper", "hopper_backward", "hopper_wide"])
 def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_in_flight(kind: str) -> None:
-    """Forward, an unaligned causal limit at d = 256, a window, and a second sum of P V leave a few scalars in memory: none of S, P
-    or O.
+    """Forward, an unaligned limit at d = 256, a window, and a second sum of P V leave a few scalars in memory: none of S, P or O.
 
     Backward, a few addresses and counts of the walk are in memory: the least of the matrices are 64 numbers of a thread. At
     d = 256 it is the addresses, and of dK the LSE and delta of a block.

@@ -56,6 +56,8 @@ def contenders(sets: Inputs) -> dict[str, Callable[[], object]]:
         "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
         "numdev auto": ours(Triton()),
         "splits of 2048": ours(Triton(split_size=2048)),
+        "hopper splits of 2048": ours(Triton(kernel=Kernel.HOPPER, split_size=2048)),
+        "hopper splits of 512": ours(Triton(kernel=Kernel.HOPPER, split_size=512)),
         "unsplit hopper": ours(Triton(kernel=Kernel.HOPPER)),
         "unsplit portable": ours(Triton(kernel=Kernel.PORTABLE, splits=1)),
     }

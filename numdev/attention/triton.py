@@ -225,7 +225,9 @@ class Triton(Planned, Attention):
         splits = self.splits or 1
         if self.kernel is Kernel.HOPPER:
             bc = keys_of_block(shape.head_dim)
-            return KernelArithmetic(self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits)
+            return KernelArithmetic(
+                self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits, split_size=self.split_size
+            )
         order, why = self.order or Order.FORWARD, "it depends on the launch"
         known = KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
         return replace(known, split_size=self.split_size)
@@ -299,7 +301,7 @@ class Triton(Planned, Attention):
             if self._is_narrow:
                 out = self.output.dtype or torch.float16
                 narrow = host.Narrow(self.promotion, int(math.log2(self.softmax.p_scale)), self.quantise, out)
-            return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow)
+            return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow, size)
         from numdev.attention.kernels import portable
 
         order, number = self.order or Order.FORWARD, splits if size is None else 1
@@ -484,8 +486,10 @@ def _hopper_runs(settings: Triton | TritonBackward, mask: Mask, device: Device, 
     Raises:
         Unsupported: where it was set and cannot.
     """
-    asked = settings.kernel is Kernel.HOPPER  # in 8 bits, and in windows, which were interpreted and have not run on a GPU yet
-    if settings.kernel is Kernel.PORTABLE or (not asked and (settings.fmt.bits == 8 or mask.window is not None)):
+    asked = settings.kernel is Kernel.HOPPER
+    # Of 8 bits the two multiply differently; of fixed splits, the alignment of tensors must not choose the kernel, and the bits.
+    by_name = settings.fmt.bits == 8 or (isinstance(settings, Triton) and settings.split_size is not None)
+    if settings.kernel is Kernel.PORTABLE or (by_name and not asked):
         return False
     reason: str | None = f"it needs a GPU of compute capability 9.0, and this is {device.generation}"
     if device.generation == "sm_90":

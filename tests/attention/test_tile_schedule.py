@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from numdev.attention.kernels.hopper.order import TILE, first_tile, own, place, unit_at, visited, walk
+from numdev.attention.kernels.hopper.launch import Limits, Work
+from numdev.attention.kernels.hopper.order import TILE, first_tile, own, place, unit_at, walk
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.tile_schedule import Sizes, Turns
@@ -182,28 +183,34 @@ def test_only_units_in_which_every_query_sees_every_key_need_no_mask(grid: Grid)
     st.builds(lambda n, more: max(64 * n + more, 0), st.integers(0, 14), st.integers(-1, 1)),
     st.integers(1, 9),
     st.booleans(),
+    st.sampled_from([(0, False), (1, False), (3, False), (2, True)]),
 )
 def test_a_group_visits_what_its_rows_see_and_masks_what_some_do_not(
-    tile: tuple[int, int], row: int, shift: int, span: int, blocks: int, causal: bool
+    tile: tuple[int, int], row: int, shift: int, span: int, blocks: int, causal: bool, split: tuple[int, bool]
 ) -> None:
     """The forward kernel's: every block with a seen key is visited, and of those that need no mask every key is seen."""
-    (br, bc), row, causal = tile, row * tile[0], causal or span > 0
-    n = max(min(blocks, (row + br - 1 + shift) // bc + 1), 1) if causal else blocks
+    (br, bc), row, span = tile, row * tile[0], 0 if split[0] else span
+    causal = causal or span > 0
     grid = Grid(0, 0, shift, span, causal, (), 1, 1)
-    end = visited(row, n, shift, span, bc, span > 0)
-    assert 1 <= end <= n
+    work = Work(1, 1, row + br, blocks * bc, br, Limits(causal, shift, span), (blocks * bc,), 1, bc, *split)
+    ranges = work.ranges(row, blocks * bc)
     for top in range(row, row + br, 64):
-        skip, whole, edge = own(top, n, end, shift, span, bc, causal, span > 0)
-        assert 0 <= skip <= 1
-        assert skip < end
-        assert skip + 1 <= max(whole, skip + 1)
-        for block in range(blocks):
-            seen = [grid.sees(top + i, block * bc + j) for i in (0, 63) for j in range(bc)]
-            step = n - 1 - block
-            if any(seen):
-                assert skip <= step < end
-            if whole <= step < edge:
-                assert all(seen)
-            elif skip < step < end:
-                assert not all(seen)
-        assert whole <= edge <= end or not span
+        passed = set[int]()
+        for first, n in ranges:
+            end = n - first
+            assert end >= 1
+            skip, whole, edge = own(top, n, end, shift, span, bc, causal, span > 0)
+            assert 0 <= skip <= 1
+            assert skip < end
+            for block in range(first, n):
+                seen = [grid.sees(top + i, block * bc + j) for i in (0, 63) for j in range(bc)]
+                step = n - 1 - block
+                if skip <= step:
+                    passed.add(block)
+                if whole <= step < edge:
+                    assert all(seen)
+                elif skip < step:
+                    assert not all(seen)
+            assert whole <= edge <= end or not span
+        for block in set(range(blocks)) - passed:
+            assert not any(grid.sees(top + i, block * bc + j) for i in (0, 63) for j in range(bc))

@@ -101,6 +101,10 @@ class Buffer:
     def permute(self, axes: Any) -> Buffer:
         return Buffer(self.data.permute(axes))
 
+    def _reinterpret(self, kind: Any, shape: Any, _: Any) -> Buffer:
+        shape = tuple(map(int, shape))
+        return Buffer(self.data.flatten().view(_dtype(kind))[: math.prod(shape)].view(shape))
+
     def slice(self, start: int, length: int, dim: int = 0) -> Buffer:
         return Buffer(self.data.narrow(dim, int(start), int(length)))
 
@@ -450,6 +454,9 @@ class _Language:
             return of_numbers(x, y)
         like = x if isinstance(x, Tensor) else y
         return of_tensors(*(each if isinstance(each, Tensor) else torch.full_like(like, each) for each in (x, y)))
+
+    def fma(self, x: Any, y: Any, z: Any) -> Any:
+        return _values((x.double() * y + z).float())
 
     def where(self, condition: Any, x: Any, y: Any) -> Any:
         if not isinstance(condition, Tensor):

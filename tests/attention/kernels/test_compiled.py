@@ -57,6 +57,8 @@ HOPPER = (
     (256, 128, True, False, False, True, False, 0, None),
     (128, 128, True, False, False, True, False, 1, (0, 0, 0)),
     *((dim, 128, True, False, False, True, False, int(dim < 256), (128, 128, 128)) for dim in (64, 128, 256)),
+    *((64, 192, True, False, False, True, False, None, None, split) for split in ((16, False), (16, True))),
+    *((128, 128, True, False, True, True, padded, None, None, (16, padded)) for padded in (False, True)),
 )
 # head_dim, causal, windowed, masked, padded
 HOPPER_BACKWARD = tuple((dim, True, windowed, True, True) for dim in (128, 64) for windowed in (False, True))
@@ -202,6 +204,7 @@ def hopper(
     padded: bool,
     promotion: int | None,
     blocks: tuple[int, int, int] | None,
+    split: tuple[int, bool] = (0, False),
 ) -> list[dict[str, Any]]:
     """The forward kernel for Hopper GPUs."""
     from triton.experimental.gluon import language as gl
@@ -214,8 +217,9 @@ def hopper(
     sizes, own = (shape.bc, dim, shape.groups, shape.stages), (promotion, 8) if narrow else ()
     own = (*own, True, *blocks) if blocks else own
     flags = causal, windowed, unaligned, masked, padded
-    values: dict[str, Any] = {"CODE": forward.Code(*sizes, dtype, *flags, shape.registers, 0.0, *own)}
-    values |= {} if blocks else {"scales": None}
+    code = forward.Code(*sizes, dtype, *flags, shape.registers, 0.0, *own)._replace(split=split[0], parts=split[1])
+    values: dict[str, Any] = {"CODE": code, **({} if blocks else {"scales": None})}
+    values |= {} if split[1] else {"states": None, "sums": None}
     rows, keys, values_ = descriptor(dtype, 64, dim), descriptor(dtype, shape.bc, dim), descriptor(dtype, shape.bc, dim)
     if narrow:
         made = host._groups(1, shape.bc, dim)(torch.empty(0))
@@ -229,9 +233,9 @@ def hopper(
         "lse": "*fp32",
         "tiles": "*i32",
         "scale": "fp32",
-        "scales": "*fp32",
+        **dict.fromkeys(("scales", "states", "sums"), "*fp32"),
     }
-    kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4})
+    kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4, "enable_fp_fusion": not split[0]})
     return [
         {"dim": dim, "br": br, "windowed": windowed, "promotion": promotion or 0, "scaled": blocks is not None}
         | needs(kernel, 90)

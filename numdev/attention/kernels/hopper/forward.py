@@ -56,10 +56,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from numdev.attention.kernels.hopper import order
-from numdev.attention.kernels.hopper.primitives import aggregate, barriers
+from numdev.attention.kernels.hopper.primitives import aggregate, barriers, thread_barrier
 
 own_blocks = gluon.jit(order.own)
-visited = gluon.jit(order.visited)
 
 LN2 = gl.constexpr(0.6931471805599453)
 ROWS = gl.constexpr(64)  # of a warp group: one wgmma instruction is 64 rows
@@ -86,6 +85,8 @@ class Code(NamedTuple):
         scaled: whether q, k and v are codes with scales.
         q_rows, k_keys, v_keys: rows of q, a multiple of 64, and keys of k and of v, multiples of `bc`, that share a scale; 0 for
             all of a head.
+        split: blocks of keys of a split of a fixed size; 0 for one split.
+        parts: whether each split leaves its m, l and O, for `joined`; otherwise a program joins those of a tile in order.
     """
 
     bc: int
@@ -106,6 +107,8 @@ class Code(NamedTuple):
     q_rows: int = 0
     k_keys: int = 0
     v_keys: int = 0
+    split: int = 0
+    parts: bool = False
 
 
 @aggregate
@@ -115,14 +118,17 @@ class Setting:
     Attributes:
         narrow: whether inputs have 8 bits.
         sets: of buffers for Q: two where they fit, so that the next tile's Q is loaded early.
-        parts: in which O leaves: its columns pass through a buffer of dim / parts of them.
+        halves: in which O leaves, 1 or 2: its columns pass through a buffer of dim / halves of them.
         turns: whether the groups take turns.
+        joins: whether a program joins the splits of a tile.
         s, o, p: layouts of S, of O, and of P as an operand.
-        row, o_row: layouts of a number for each row of S, and of O.
+        row, o_row, o_column: layouts of a number for each row of S, for each row of O, and for each column of O.
+        o_before: layout in shared memory of O between two splits.
     """
 
     __annotations__ = dict.fromkeys(
-        (*Code._fields, "narrow", "sets", "parts", "turns", "s", "o", "p", "row", "o_row"), gl.constexpr
+        (*Code._fields, "narrow", "sets", "halves", "turns", "joins", "s", "o", "p", "row", "o_row", "o_column", "o_before"),
+        gl.constexpr,
     )
 
     @gluon.constexpr_function
@@ -133,14 +139,18 @@ class Setting:
         s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.bc, 256 // bits])
         o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 256 // bits])
         self.narrow = gl.constexpr(bits == 8)
-        self.sets = gl.constexpr(1 if code.dim > 128 else 2)
-        self.parts = gl.constexpr(2 if code.dim > 128 else 1)
+        joins = code.split > 0 and not code.parts
+        self.sets = gl.constexpr(1 if code.dim > 128 or (code.dim == 128 and joins) else 2)
+        self.halves = gl.constexpr(2 if code.dim > 128 else 1)
         self.turns = gl.constexpr(code.groups == 3 or bits == 8 or not code.causal)
+        self.joins = gl.constexpr(joins)
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 32 // bits))
         self.row = gl.constexpr(gl.SliceLayout(1, s))
         self.o_row = gl.constexpr(gl.SliceLayout(1, o))
+        self.o_column = gl.constexpr(gl.SliceLayout(0, o))
+        self.o_before = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, code.dim], gl.float32))
 
 
 @aggregate
@@ -166,11 +176,15 @@ class Work:
     """The list of tiles (see `numdev.attention.kernels.hopper.launch.schedule`) and the sizes of the problem.
 
     Under a limit, query i sees keys up to `i + shift`, in a window the last `span` of them. For each batch entry, `scales` has
-    those of the blocks of each head of q, then of k, then of v.
+    those of the blocks of each head of q, then of k, then of v. Of `parts`, `states` holds O of each split of a query, one of
+    `splits`, and `sums` its m and l.
     """
 
     tiles: gl.tensor
     scales: gl.tensor
+    states: gl.tensor
+    sums: gl.tensor
+    splits: gl.tensor
     heads: gl.tensor
     group: gl.tensor
     queries: gl.tensor
@@ -179,18 +193,22 @@ class Work:
 
 
 @gluon.jit
-def tile(work, j):
-    """Tile j of this program: first row, batch entry, head, blocks of keys (0 where the list ends), keys that exist."""
-    at = work.tiles + (j * gl.num_programs(0) + gl.program_id(0)) * 5
-    return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3), gl.load(at + 4)
+def tile(setting, work, j):
+    """Tile j of this program, or a split of it: first row, batch entry, head, the block behind its last (0 where the list ends),
+    keys that exist, and how many blocks it visits.
+    """
+    at = work.tiles + (j * gl.num_programs(0) + gl.program_id(0)) * 6
+    n = gl.load(at + 3)
+    end = n
+    if setting.windowed or setting.split:
+        end = n - gl.load(at + 5)
+    return gl.load(at), gl.load(at + 1), gl.load(at + 2), n, gl.load(at + 4), end
 
 
 @gluon.jit
-def own(c: gl.constexpr, setting, work, row0, n):
-    """What group c skips of a tile, what needs no mask, and where it ends: see `numdev.attention.kernels.hopper.order`."""
-    end = visited(row0, n, work.shift, work.span, setting.bc, setting.windowed)
-    skip, whole, edge = own_blocks(row0 + c * ROWS, n, end, work.shift, work.span, setting.bc, setting.causal, setting.windowed)
-    return skip, whole, edge, end
+def own(c: gl.constexpr, setting, work, row0, n, end):
+    """What group c skips of a tile, and what needs no mask: see `numdev.attention.kernels.hopper.order`."""
+    return own_blocks(row0 + c * ROWS, n, end, work.shift, work.span, setting.bc, setting.causal, setting.windowed)
 
 
 @gluon.jit
@@ -308,12 +326,19 @@ def load(setting, shared, work, d_q, d_k, d_v):
     """The loading warp group: load every block of every tile in turn, then one Q and K that the last step reads and ignores."""
     i = 0
     j = 0
+    t = 0  # of Q, which the splits of a tile share
     tails = 0
-    row0, b, h, n, keys = tile(work, 0)
+    row0, b, h, n, keys, end = tile(setting, work, 0)
     while n > 0:
-        load_q(setting, shared, d_q, j, b, h, row0)
+        if setting.joins:
+            if n == end:
+                load_q(setting, shared, d_q, t, b, h, row0)
+                t += 1
+        else:
+            load_q(setting, shared, d_q, t, b, h, row0)
+            t += 1
         kv = h // work.group
-        for block in range(visited(row0, n, work.shift, work.span, setting.bc, setting.windowed)):
+        for block in range(end):
             key = (n - 1 - block) * setting.bc
             load_k(setting, shared, work, d_k, i, b, kv, key)
             if setting.padded:
@@ -326,8 +351,8 @@ def load(setting, shared, work, d_q, d_k, d_v):
                 load_v(setting, shared, d_v, i, b, kv, key)
             i += 1
         j += 1
-        row0, b, h, n, keys = tile(work, j)
-    load_q(setting, shared, d_q, j, 0, 0, 0)
+        row0, b, h, n, keys, end = tile(setting, work, j)
+    load_q(setting, shared, d_q, t, 0, 0, 0)
     load_k(setting, shared, work, d_k, i, 0, 0, 0)
 
 
@@ -397,7 +422,7 @@ def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr
     shift = m_next
     if MASK:
         shift = gl.where(m_next == float("-inf"), 0.0, m_next)
-    p = gl.exp2(s * scale - gl.expand_dims(shift - setting.p_bits, 1))
+    p = gl.exp2(gl.fma(s, scale, -gl.expand_dims(shift - setting.p_bits, 1)))
     alpha = gl.exp2(m - shift)
     return p, alpha, m_next, row_sum * alpha + gl.sum(p, 1)
 
@@ -494,32 +519,40 @@ def blocks(
 
 @gluon.jit
 def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.constexpr):
-    """Columns of O from `column` on, out `[ROWS, dim / parts]`, through the group's buffer."""
+    """Columns of O from `column` on, out `[ROWS, dim / halves]`, through the group's buffer."""
     buffer = shared.o.index(c)
+    if setting.joins:
+        buffer = buffer._reinterpret(d_o.dtype, d_o.block_shape, d_o.layout)
     tma.store_wait(0)
-    buffer.reshape((ROWS, setting.dim // setting.parts)).store(out.to(d_o.dtype))
+    buffer.reshape((ROWS, setting.dim // setting.halves)).store(out.to(d_o.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(d_o, [b, h, row0 + c * ROWS, column], buffer)
 
 
 @gluon.jit
+def finished(m, row_sum, p_bits: gl.constexpr):
+    """LSE `(m + log2 l) ln 2` and 1 / l, of P with a factor of 2^p_bits; minus infinity and 0 for a row that sees no key."""
+    empty = row_sum == 0.0  # otherwise the largest score would add 1
+    value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum * 2.0**-p_bits)) * LN2)
+    return value, gl.where(empty, 0.0, 1.0 / row_sum)
+
+
+@gluon.jit
 def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale):
-    """Store `O / l` through shared memory and the copy engine, which omits rows beyond the last; store LSE `(m + log2 l) ln 2`.
+    """Store `O / l` through shared memory and the copy engine, which omits rows beyond the last; store the LSE.
 
     acc is `[ROWS, dim]`; m and row_sum are `[ROWS]`.
     """
     rows = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
-    empty = row_sum == 0.0  # the row sees no key; otherwise the largest score would add 1
-    value = gl.where(empty, float("-inf"), (m + gl.log2(row_sum * 2.0**-setting.p_bits)) * LN2)
+    value, inverse = finished(m, row_sum, setting.p_bits)
     gl.store(lse + (b * work.heads + h).to(gl.int64) * work.queries + rows, value, mask=rows < work.queries)
-    inverse = gl.where(empty, 0.0, 1.0 / row_sum)
     if setting.scaled:
         inverse = inverse * v_scale
     factor = gl.expand_dims(gl.convert_layout(inverse, setting.o_row), 1)
     out = acc * factor
     if setting.masked:
         out = gl.where(factor == 0.0, 0.0, out)  # such a row has met keys of other rows, whose v may hold NaN
-    if setting.parts == 1:
+    if setting.halves == 1:
         store(c, setting, shared, d_o, row0, b, h, out, 0)
     else:
         left, right = out.reshape([ROWS, 2, setting.dim // 2]).permute([0, 2, 1]).split()  # [ROWS, dim / 2] each
@@ -528,11 +561,70 @@ def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m,
 
 
 @gluon.jit
+def keep(c: gl.constexpr, setting, work, row0, b, h, first, acc, m, row_sum):
+    """Write the state of rows after the split that begins with block `first`: acc `[ROWS, dim]`, m and row_sum `[ROWS]`."""
+    row = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
+    at = ((b * work.heads + h).to(gl.int64) * work.queries + row) * work.splits + first // setting.split
+    exists = row < work.queries
+    gl.store(work.sums + 2 * at, m, mask=exists)
+    gl.store(work.sums + 2 * at + 1, row_sum, mask=exists)
+    columns = gl.expand_dims(gl.arange(0, setting.dim, setting.o_column), 0)
+    states = work.states + gl.expand_dims(gl.convert_layout(at, setting.o_row), 1) * setting.dim + columns
+    gl.store(states, acc, mask=gl.expand_dims(gl.convert_layout(exists, setting.o_row), 1))
+
+
+@gluon.jit
+def weights(m_0, sum_0, m, row_sum):
+    """m and l after a split, of those before it and its own, and the factors of both O: see `numdev.attention.recurrence`."""
+    m_next = gl.maximum(m_0, m)
+    base = gl.where(m_next == float("-inf"), 0.0, m_next)
+    alpha = gl.exp2(m_0 - base)
+    beta = gl.exp2(m - base)
+    return m_next, alpha, beta, sum_0 * alpha + row_sum * beta
+
+
+@gluon.jit
+def join(c: gl.constexpr, setting, shared, acc, m, row_sum, m_0, sum_0):
+    """The state of rows after a split, whose own is given, and that before it; a row that sees no key of it keeps its state."""
+    m_next, alpha, beta, sum_next = weights(m_0, sum_0, m, row_sum)
+    alpha = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+    beta = gl.expand_dims(gl.convert_layout(beta, setting.o_row), 1)
+    sees = gl.expand_dims(gl.convert_layout(m, setting.o_row), 1) != float("-inf")
+    acc_0 = shared.o.index(c).load(setting.o)
+    return gl.where(sees, acc_0 * alpha + acc * beta, acc_0), m_next, sum_next
+
+
+@gluon.jit
+def joined(states, sums, out, lse, splits, rows, DIM: gl.constexpr):
+    """O and LSE `[rows]` of `splits` parts of each row, in order: states `[rows, splits, DIM]`, sums `[rows, splits, 2]`."""
+    layout: gl.constexpr = gl.BlockedLayout([1, DIM // 32], [1, 32], [4, 1], [1, 0])
+    row = gl.program_id(0) * 4 + gl.arange(0, 4, gl.SliceLayout(1, layout))
+    column = gl.expand_dims(gl.arange(0, DIM, gl.SliceLayout(0, layout)), 0)
+    m = gl.full([4], float("-inf"), gl.float32, gl.SliceLayout(1, layout))
+    row_sum = gl.full([4], 0.0, gl.float32, gl.SliceLayout(1, layout))
+    acc = gl.zeros([4, DIM], gl.float32, layout)
+    for first in range(0, splits, 8):
+        for i in gl.static_range(8):  # whose loads do not wait for each other
+            exists = (row < rows) & (first + i < splits)
+            at = row.to(gl.int64) * splits + first + i
+            m_own = gl.load(sums + 2 * at, mask=exists, other=float("-inf"))
+            sum_own = gl.load(sums + 2 * at + 1, mask=exists, other=0.0)
+            own_acc = gl.load(states + gl.expand_dims(at, 1) * DIM + column, mask=gl.expand_dims(exists, 1), other=0.0)
+            m, alpha, beta, row_sum = weights(m, row_sum, m_own, sum_own)
+            sees = gl.expand_dims(m_own, 1) != float("-inf")
+            acc = gl.where(sees, acc * gl.expand_dims(alpha, 1) + own_acc * gl.expand_dims(beta, 1), acc)
+    value, inverse = finished(m, row_sum, 0)
+    gl.store(lse + row, value, mask=row < rows)
+    at = gl.expand_dims(row.to(gl.int64), 1) * DIM + column
+    gl.store(out + at, (acc * gl.expand_dims(inverse, 1)).to(out.dtype.element_ty), mask=gl.expand_dims(row < rows, 1))
+
+
+@gluon.jit
 def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     """Computing warp group c: rows `64 c` to `64 c + 63` of every tile of the program."""
-    row0, b, h, n, keys = tile(work, 0)
-    row0_next, b_next, h_next, n_next, keys_next = tile(work, 1)
-    skip, whole, edge, end = own(c, setting, work, row0, n)
+    row0, b, h, n, keys, end = tile(setting, work, 0)
+    row0_next, b_next, h_next, n_next, keys_next, end_next = tile(setting, work, 1)
+    skip, whole, edge = own(c, setting, work, row0, n, end)
     floor, limit = limits(c, setting, work, row0, keys)  # [ROWS]
     m_0 = gl.full([ROWS], float("-inf"), gl.float32, setting.row)  # [ROWS]
     row_sum_0 = gl.full([ROWS], 0.0, gl.float32, setting.row)  # [ROWS]
@@ -559,9 +651,12 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, of_block, key, floor, limit, setting.masked)
     p = as_operand(setting, p_next)  # [ROWS, bc]
     i += 1
-    j = 0  # tiles so far
+    j = 0  # tiles so far, splits counted
+    t = 0  # and Q
+    m_before = m_0  # of the splits before
+    sum_before = row_sum_0
     while n > 0:
-        q = (j % setting.sets) * setting.groups + c
+        q = (t % setting.sets) * setting.groups + c
         if setting.unaligned:
             i, p, acc, total, m, row_sum, v_scale = blocks(
                 c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
@@ -576,17 +671,25 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
                 c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
                 edge, end, True,
             )  # fmt: skip
-        mbarrier.arrive(shared.q_empty.index(q), count=1)
+        if setting.joins:
+            if n_next == end_next:
+                mbarrier.arrive(shared.q_empty.index(q), count=1)
+                t += 1
+        else:
+            mbarrier.arrive(shared.q_empty.index(q), count=1)
+            t += 1
         j += 1
-        q_next = (j % setting.sets) * setting.groups + c
+        q_next = (t % setting.sets) * setting.groups + c
         met = end - skip - 1
+        first = n - end
         n = n_next
-        skip, whole, edge, end = own(c, setting, work, row0_next, n)
+        end = end_next
+        skip, whole, edge = own(c, setting, work, row0_next, n, end)
         floor, limit = limits(c, setting, work, row0_next, keys_next)
         i_v = i - 1
         if setting.causal:
             i = pass_over(c, setting, shared, i, skip)
-        mbarrier.wait(shared.q_full.index(q_next), (j // setting.sets) & 1)
+        mbarrier.wait(shared.q_full.index(q_next), (t // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
         factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
         p_next, _, acc, m_next, row_sum_next, v_next = step(
@@ -598,7 +701,22 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
         if setting.promotion:
             acc = total + acc
             total = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
-        finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale)
+        if setting.parts:
+            keep(c, setting, work, row0, b, h, first, acc, m, row_sum)
+        elif setting.joins:
+            if first > 0:
+                acc, m, row_sum = join(c, setting, shared, acc, m, row_sum, m_before, sum_before)
+            if n > end:
+                m_before = m
+                sum_before = row_sum
+                tma.store_wait(0)
+                thread_barrier()  # threads hold other elements of O than the buffer of the output that lies there
+                shared.o.index(c).store(acc)
+            else:
+                thread_barrier()
+                finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale)
+        else:
+            finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale)
         v_scale = v_next
         if setting.scaled and not setting.v_keys:
             v_scale = gl.load(v_at)
@@ -607,17 +725,19 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
         row0 = row0_next
         b = b_next
         h = h_next
-        row0_next, b_next, h_next, n_next, keys_next = tile(work, j + 1)
+        row0_next, b_next, h_next, n_next, keys_next, end_next = tile(setting, work, j + 1)
         acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["heads", "group", "queries", "shift", "span"])
-def attention(d_q, d_k, d_v, d_o, lse, tiles, scales, scale, heads, group, queries, shift, span, CODE: gl.constexpr):
+@gluon.jit(do_not_specialize=["heads", "group", "queries", "shift", "span", "splits"])
+def attention(
+    d_q, d_k, d_v, d_o, lse, tiles, scales, states, sums, scale, heads, group, queries, shift, span, splits, CODE: gl.constexpr
+):  # fmt: skip
     """One program: a loading warp group and `CODE.groups` computing ones, over the program's list of tiles.
 
     d_q, d_k, d_v and d_o describe `[batch, heads, tokens, dim]` to the copy engine; lse is `[batch, heads, queries]`, tiles
-    `[round, program, 5]`, scales as in `Work`, or None.
+    `[round, program, 6]`, scales, states and sums as in `Work`, or None.
     """
     # A group skips at most one block of a tile (see `own`): a second would wait for a buffer of V that the group itself holds.
     gl.static_assert((CODE.groups - 1) * ROWS <= CODE.bc)
@@ -626,14 +746,20 @@ def attention(d_q, d_k, d_v, d_o, lse, tiles, scales, scale, heads, group, queri
     REGISTERS: gl.constexpr = CODE.registers
     setting = Setting(CODE)
     if CODE.scaled:
-        work = Work(tiles, scales, heads, group, queries, shift, span)
+        work = Work(tiles, scales, lse, lse, splits, heads, group, queries, shift, span)
+    elif CODE.parts:
+        work = Work(tiles, lse, states, sums, splits, heads, group, queries, shift, span)
     else:
-        work = Work(tiles, lse, heads, group, queries, shift, span)  # which reads no scales
+        work = Work(tiles, lse, lse, lse, splits, heads, group, queries, shift, span)  # which reads neither
+    if setting.joins:
+        of_out = gl.allocate_shared_memory(gl.float32, [GROUPS, ROWS, CODE.dim], setting.o_before)
+    else:
+        of_out = gl.allocate_shared_memory(d_o.dtype, [GROUPS] + d_o.block_shape, d_o.layout)  # noqa: RUF005
     shared = Shared(
         gl.allocate_shared_memory(CODE.dtype, [setting.sets * GROUPS, 1, 1, ROWS, CODE.dim], d_q.layout),
         gl.allocate_shared_memory(CODE.dtype, [STAGES] + d_k.block_shape, d_k.layout),  # noqa: RUF005 (Gluon unpacks no list)
         gl.allocate_shared_memory(CODE.dtype, [STAGES] + d_v.block_shape, d_v.layout),  # noqa: RUF005 (Gluon unpacks no list)
-        gl.allocate_shared_memory(d_o.dtype, [GROUPS] + d_o.block_shape, d_o.layout),  # noqa: RUF005 (Gluon unpacks no list)
+        of_out,
         barriers(setting.sets * GROUPS, 1),
         barriers(setting.sets * GROUPS, 1),
         barriers(STAGES, 1),

@@ -34,7 +34,7 @@ from numdev.attention.kernels.hopper.launch import (
     schedule,
 )
 from numdev.attention.kernels.hopper.order import TILE
-from numdev.attention.kernels.launch import TABLES, Plan, device_of
+from numdev.attention.kernels.launch import TABLES, Plan, device_of, split_count
 from numdev.attention.kernels.portable import Gradients, Inputs, Launcher, view
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import KernelLaunch
@@ -98,6 +98,14 @@ def _groups(count: int, keys: int, dim: int) -> _Descriptor:
     return _described((count, *block[1:]), (16 * dim, 2 * dim, 4 * dim, dim, 1), block, layout)
 
 
+def _narrow_blocks(k: Tensor, bc: int, dtype: torch.dtype) -> tuple[_Descriptor, _Descriptor]:
+    """Of K and V as `_laid_out` makes them of tensors like k."""
+    batch, heads, keys, dim = k.shape
+    groups = math.ceil(keys / 16)
+    transposed = torch.empty(batch, heads, dim, 16 * groups, dtype=dtype, device="meta")[..., :keys]
+    return _groups(batch * heads * groups, bc, dim), _blocks(transposed, dim, bc)
+
+
 def _laid_out(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     """q; K of 8 bits contiguous, in a multiple of 16 tokens; V transposed, `[batch, heads, dim, tokens]`, 0 beyond `lengths`."""
     batch, heads, keys, dim = v.shape
@@ -122,10 +130,12 @@ def forward(
     br: int | None,
     threshold: float = 0.0,
     narrow: Narrow | None = None,
+    split_size: int | None = None,
 ) -> Plan:
     """The call for tensors like these, which `launch.refusal` accepts: `out` in the dtype of q, or `narrow.out`; LSE in FP32.
 
-    Inputs that are to be quantised are so before the kernel: `Plan.stages` has both calls.
+    Inputs that are to be quantised are so before the kernel: `Plan.stages` has both calls. Splits of a fixed size have a program
+    each where the tiles alone would leave multiprocessors idle; a second kernel then joins them.
     """
     (batch, heads, queries, head_dim), (kv_heads, keys), device = q.shape, k.shape[1:3], q.device
     lengths = mask.lengths(batch, keys)
@@ -138,39 +148,46 @@ def forward(
     br = br or pinned_br(head_dim, mask, queries, keys, narrow=narrow is not None)
     block = (SHAPES if narrow is None else NARROW)[head_dim, br]
     bc, group, shape, dtype = block.bc, heads // kv_heads, q.shape, q.dtype
-    limits = Limits.of(mask, queries, keys)
-    work = Work(heads, group, queries, keys, br, limits, lengths, device_of(device).multiprocessors, bc)
+    limits, split, processors = Limits.of(mask, queries, keys), (split_size or 0) // bc, device_of(device).multiprocessors
+    splits = math.ceil(keys / split_size) if split_size else 1
+    parts = splits > 1 and split_count(batch * heads * math.ceil(queries / br), keys, bc, processors) > 1
+    work = Work(heads, group, queries, keys, br, limits, lengths, processors, bc, split, parts)
     name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
     masked = limits.limited or bool(ragged)
     padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
     limited = limits.limited, limits.span > 0, limits.is_unaligned, masked, padded
-    code = forward_kernel.Code(*sizes, *limited, block.registers, threshold, *(narrow.own if narrow else ()))
+    own = narrow.own if narrow else ()
+    code = forward_kernel.Code(*sizes, *limited, block.registers, threshold, *own)._replace(split=split, parts=parts)
     out_dtype = dtype if narrow is None else narrow.out
-    numbers = scale * math.log2(math.e), heads, group, queries, limits.shift, limits.span, code
-    columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.parts` of O
+    numbers = scale * math.log2(math.e), heads, group, queries, limits.shift, limits.span, splits, code
+    columns = head_dim // 2 if head_dim > 128 else head_dim  # `Setting.halves` of O
     of_q, of_out = _blocks(q, ROWS, head_dim), _blocks(torch.empty(shape, dtype=out_dtype, device="meta"), ROWS, columns)
-    if narrow is None:
-        of_k, of_v = _blocks(k, bc, head_dim), _blocks(v, bc, head_dim)
-    else:
-        groups = math.ceil(keys / 16)
-        transposed = torch.empty(batch, kv_heads, head_dim, 16 * groups, dtype=dtype, device="meta")[..., :keys]
-        of_k, of_v = _groups(batch * kv_heads * groups, bc, head_dim), _blocks(transposed, head_dim, bc)
-    programs = TABLES.of(name, device, make).shape[1]  # [rounds, programs, 5]
+    of_k, of_v = (_blocks(k, bc, head_dim), _blocks(v, bc, head_dim)) if narrow is None else _narrow_blocks(k, bc, dtype)
+    programs = TABLES.of(name, device, make).shape[1]  # [rounds, programs, 6]
 
-    def arguments(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tiles: Tensor, *scales: Tensor) -> tuple[Any, ...]:
-        return of_q(q), of_k(k), of_v(v), of_out(out), lse, tiles, *(scales or (None,)), *numbers
+    def arguments(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, tiles: Tensor, *rest: Tensor) -> tuple[Any, ...]:
+        """With scales, or what splits write."""
+        others = (None, *rest) if parts else (*(rest or (None,)), None, None)
+        return of_q(q), of_k(k), of_v(v), of_out(out), lse, tiles, *others, *numbers
 
-    launch = Launcher(forward_kernel.attention, (programs,), arguments, num_warps=4)
+    # What the compiler contracts may differ between the two launches of splits.
+    options: dict[str, Any] = {"num_warps": 4, "enable_fp_fusion": not split}
+    launch = Launcher(forward_kernel.attention, (programs,), arguments, **options)
+    rows, joining = batch * heads * queries, forward_kernel.joined
+    join = Launcher(joining, (math.ceil(rows / 4),), lambda *own: (*own, splits, rows, head_dim), **options)
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *scales: Tensor) -> tuple[Tensor, Tensor]:
         out = torch.empty_like(q, dtype=out_dtype, memory_format=torch.contiguous_format)
         lse = q.new_empty(shape[:-1], dtype=torch.float32)
-        launch(q, k, v, out, lse, TABLES.of(name, device, make), *scales)
+        states = tuple(q.new_empty(rows * splits, n, dtype=torch.float32) for n in (head_dim, 2)) if parts else ()
+        launch(q, k, v, out, lse, TABLES.of(name, device, make), *scales, *states)
+        if parts:
+            join(*states, out, lse)
         return out, lse
 
-    about = KernelLaunch("numdev hopper", br, bc, stages=block.stages)
+    about = KernelLaunch("numdev hopper", br, bc, stages=block.stages, split_size=split_size)
     if prepare is None:
         return Plan(attend, about)
     return Plan(lambda *own: attend(*prepare(*own)), about, (prepare, attend))

@@ -115,6 +115,7 @@ _FORWARD = Accepts(
     fmt=BINARY,
     order=(None, Order.REVERSE),
     splits=(None, 1),
+    split_size=ALL,
     softmax=(_SOFTMAX := Accepts(OnlineSoftmax, "softmax", exp=_BINARY, rescale_threshold=ALL)),
     **of("br bc products kernel promotion", ALL),
 )
@@ -132,7 +133,10 @@ QUANTISED = Accepts(
     **of("hadamard seed", ALL),
 )
 _NARROW = _FORWARD.but(
-    softmax=_SOFTMAX.but(p_scale=tuple(2.0**n for n in range(-8, 9))), quantise=(None, QUANTISED), output=(FP16, BF16)
+    softmax=_SOFTMAX.but(p_scale=tuple(2.0**n for n in range(-8, 9))),
+    quantise=(None, QUANTISED),
+    output=(FP16, BF16),
+    split_size=(None,),
 )
 # Of a `TritonBackward`: tiles and their order are the kernel's own, and only products of FP32 can be in TF32.
 _BACKWARD = Accepts(
@@ -162,15 +166,10 @@ def refusal(settings: Any, mask: Mask, **tensors: Tensor) -> str | None:
     for name, x in tensors.items():
         if x.dtype != q.dtype:
             return f"{name} is {x.dtype} and q {q.dtype}"
-    if not backward:
-        if settings.bc not in (None, bc := keys_of_block(head_dim)):
-            return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
-        if (head_dim, settings.br or 128) not in (NARROW if narrow else SHAPES):
-            return f"its Br is 128, or of 16 bits 192 at d = 64, not {settings.br}"
-        if narrow and head_dim == 256 and settings.promotion:
-            return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
+    if not backward and (why := _tile_refusal(settings, head_dim, narrow)):
+        return why
     accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
-    limited = _NO_WINDOW if narrow else _MASK
+    limited = _NO_WINDOW if narrow or (not backward and settings.split_size) else _MASK
     listed = accepts.refusal(settings) or limited.refusal(mask)
     if refused := listed or (None if inputs is None else _scales_refusal(inputs, keys_of_block(head_dim))):
         return str(refused)
@@ -180,6 +179,18 @@ def refusal(settings: Any, mask: Mask, **tensors: Tensor) -> str | None:
     read = {} if inputs else {"q": q} if narrow else tensors  # k and v of 8 bits are laid out anew where they have to be
     unread = next((name for name, x in read.items() if not _is_aligned(x)), None)
     return unread and f"the copy engine needs {unread} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
+
+
+def _tile_refusal(settings: Any, head_dim: int, narrow: bool) -> str | None:
+    if settings.bc not in (None, bc := keys_of_block(head_dim)):
+        return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
+    if (head_dim, settings.br or 128) not in (NARROW if narrow else SHAPES):
+        return f"its Br is 128, or of 16 bits 192 at d = 64, not {settings.br}"
+    if narrow and head_dim == 256 and settings.promotion:
+        return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
+    if (size := settings.split_size) and (size % bc or head_dim == 256):
+        return f"its splits are multiples of {bc} keys at d = 64 and 128, not {size} at {head_dim}"
+    return None
 
 
 def _scales_refusal(inputs: Quantised, bc: int) -> str | None:
@@ -210,7 +221,13 @@ def hidden_queries(queries: int, keys: int, mask: Mask) -> int:
 
 @dataclass(frozen=True)
 class Work:
-    """The problem and launch of the forward kernel that decide its list of tiles; `lengths` are the keys of each batch entry."""
+    """The problem and launch of the forward kernel that decide its list of tiles.
+
+    Attributes:
+        lengths: keys of each batch entry.
+        split: blocks of a split of the keys; 0 for one split.
+        parts: whether each split of a tile may have another program, and not one all of them in order.
+    """
 
     heads: int
     group: int
@@ -221,22 +238,31 @@ class Work:
     lengths: tuple[int, ...]
     programs: int
     bc: int
+    split: int = 0
+    parts: bool = False
 
-    def blocks(self, row: int, length: int) -> int:
-        """Up to which block of keys the tile with first row `row` visits: at least one, whose keys may all be masked."""
-        count = math.ceil(length / self.bc)
-        if self.limits.limited:
-            count = min(count, (row + self.br - 1 + self.limits.shift) // self.bc + 1)
-        return max(count, 1)
+    def ranges(self, row: int, length: int) -> list[tuple[int, int]]:
+        """The blocks of keys that the tile with first row `row` visits, in one range, or in one for each split.
 
-    def cost(self, row: int, count: int) -> float:
-        """Of a tile that visits up to block `count`, in blocks of keys."""
-        first = max(row + self.limits.shift - self.limits.span + 1, 0) // self.bc if self.limits.span else 0
-        return count - min(first, count - 1) + _TILE_COST
+        No range is empty: the keys of its only block may all be masked. Of `parts` all tiles have as many ranges.
+        """
+        limits, stop = self.limits, math.ceil(length / self.bc)
+        if limits.limited:
+            stop = min(stop, (row + self.br - 1 + limits.shift) // self.bc + 1)
+        stop = max(stop, 1)
+        if self.split:
+            end = math.ceil(self.keys / self.bc) if self.parts else stop
+            return [(first, max(min(first + self.split, stop), first + 1)) for first in range(0, end, self.split)]
+        first = max(row + limits.shift - limits.span + 1, 0) // self.bc if limits.span else 0
+        return [(min(first, stop - 1), stop)]
+
+    def cost(self, ranges: list[tuple[int, int]]) -> float:
+        """Of a tile that visits these, in blocks of keys."""
+        return sum(stop - first + _TILE_COST for first, stop in ranges)
 
 
 def schedule(work: Work, head_dim: int) -> Tensor:
-    """Lists of tiles `[round, program, (row, batch entry, head, blocks, keys)]`.
+    """Lists of tiles `[round, program, (row, batch entry, head, block behind the last, keys, first block)]`.
 
     Each tile is assigned to the program that becomes free first. Without a causal limit the tiles of a head follow one another,
     so that its K and V stay in the L2 cache; with one, the longest tiles of about as many heads as fit into that cache come
@@ -250,16 +276,18 @@ def schedule(work: Work, head_dim: int) -> Tensor:
         order = [(row, b, h) for i, j in pairwise(bounds) for row in reversed(rows) for b, h in pairs[i:j]]
     else:
         order = [(row, b, h) for b, h in pairs for row in rows]
-    grid = min(work.programs, len(order))
-    lists: list[list[tuple[int, int, int, int, int]]] = [[] for _ in range(grid)]
+    tiles = [(place, work.ranges(place[0], work.lengths[place[1]])) for place in order]
+    if work.parts:
+        tiles = [(place, [each]) for place, ranges in tiles for each in ranges]
+    grid = min(work.programs, len(tiles))
+    lists: list[list[tuple[int, ...]]] = [[] for _ in range(grid)]
     free = [(0.0, program) for program in range(grid)]
-    for row, b, h in order:
+    for place, ranges in tiles:
         time, program = heapq.heappop(free)
-        count = work.blocks(row, work.lengths[b])
-        lists[program].append((row, b, h, count, work.lengths[b]))
-        heapq.heappush(free, (time + work.cost(row, count), program))
+        lists[program] += [(*place, stop, work.lengths[place[1]], first) for first, stop in ranges]
+        heapq.heappush(free, (time + work.cost(ranges), program))
     rounds = max(map(len, lists)) + 2  # a program looks one tile ahead, also from the end of its list
-    table = torch.zeros(rounds, grid, 5, dtype=torch.int32)
-    for program, tiles in enumerate(lists):
-        table[: len(tiles), program] = torch.tensor(tiles, dtype=torch.int32)
+    table = torch.zeros(rounds, grid, 6, dtype=torch.int32)
+    for program, entries in enumerate(lists):
+        table[: len(entries), program] = torch.tensor(entries, dtype=torch.int32)
     return table

@@ -59,28 +59,20 @@ def first_tile(unit, shift, span, windowed):  # type: ignore[no-untyped-def]
     return first
 
 
-def visited(row, n, shift, span, bc, windowed):  # type: ignore[no-untyped-def]
-    """How many of n blocks of keys the tile that begins with `row` visits, from the last one on."""
-    end = n
-    if windowed:
-        end = n - min(max(row + shift - span + 1, 0) // bc, n - 1)
-    return end
-
-
 def own(top, n, end, shift, span, bc, limited, windowed):  # type: ignore[no-untyped-def]
     """Of the `end` blocks of a tile: how many the 64 rows from `top` on do not see, and from which to which they see all.
 
     The rows of a tile span `64 groups` keys of the diagonal, so a group's last key is at most `64 (groups - 1)` before the
-    tile's, and `skip <= (64 (groups - 1) + bc - 1) // bc`: 1, since the kernel asserts `64 (groups - 1) <= bc`.
+    tile's, and `skip <= (64 (groups - 1) + bc - 1) // bc`: 1, since the kernel asserts `64 (groups - 1) <= bc`. It passes over no
+    tile whole.
     """
     skip = 0
     whole = 1
     if limited:
         last = top + shift
-        skip = n - min(n, max((last + 63) // bc + 1, 1))
-        whole = max(n - max(min((last + 1) // bc, n), 0), skip + 1)
+        skip = n - min(n, max((last + 63) // bc + 1, n - end + 1))
+        whole = min(max(n - max(min((last + 1) // bc, n), 0), skip + 1), end)
     edge = end
     if windowed:
-        whole = min(whole, end)
         edge = min(max(n - (max(top + 64 + shift - span, 0) + bc - 1) // bc, whole), end)
     return skip, whole, edge

@@ -27,7 +27,7 @@ from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.triton import Kernel, Triton, TritonBackward
 from tests.attention.test_triton import check, check_gradients, padded, poison
-from tests.cases import Sizes, draw, draw_all
+from tests.cases import Sizes, draw, draw_all, lse_of, on
 from tests.oracles.gluon import Machine
 
 FORWARD, BACKWARD = Triton(kernel=Kernel.HOPPER), TritonBackward(Triton(), kernel=Kernel.HOPPER)
@@ -90,6 +90,25 @@ def problems(
 def test_forward(problem: tuple[Sizes, Mask], threshold: float, br: int | None) -> None:
     sizes, mask = problem
     check(replace(FORWARD, br=br, softmax=replace(FORWARD.softmax, rescale_threshold=threshold)), *draw(sizes), mask, "cpu")
+
+
+@few
+@given(problems((64, 128), windows=False), st.sampled_from([128, 256]), st.sampled_from([None, 192]))
+def test_splits_of_a_fixed_size(problem: tuple[Sizes, Mask], size: int, br: int | None) -> None:
+    """Near golden; and a row has the same bits in a batch and alone, among all queries and as the last of fewer keys."""
+    (batch, *_, queries, keys, dim), mask = problem
+    attend = replace(FORWARD, split_size=size, br=br if dim == 64 else None)
+    inputs = on("cpu", attend.round_inputs(*draw(problem[0])))
+    check(attend, *inputs, mask, "cpu")
+    whole = attend(*inputs, mask)
+    for entry, row in ((0, queries - 1), (batch - 1, queries // 2)):
+        seen = keys - (queries - 1 - row) if mask.causal else keys
+        if seen > 0:
+            lengths = mask.key_lengths and (min(mask.key_lengths[entry], seen),)
+            q, (k, v) = inputs[0][entry : entry + 1, :, row : row + 1], (x[entry : entry + 1, :, :seen] for x in inputs[1:])
+            alone = attend(q, k, v, replace(mask, key_lengths=lengths))
+            assert torch.equal(alone.out, whole.out[entry : entry + 1, :, row : row + 1])
+            assert torch.equal(lse_of(alone), lse_of(whole)[entry : entry + 1, :, row : row + 1])
 
 
 @requests

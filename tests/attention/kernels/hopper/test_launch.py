@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -43,8 +43,9 @@ def works(draw: st.DrawFn) -> Work:
     queries, keys, batch = draw(st.integers(1, 700)), draw(st.integers(1, 700)), draw(st.integers(1, 3))
     lengths = tuple(draw(st.integers(0, keys)) for _ in range(batch))
     (br, bc), programs = draw(st.sampled_from([(128, 128), (192, 128), (128, 64)])), draw(st.integers(1, 40))
-    limits = Limits.of(Mask(draw(st.booleans()), draw(st.none() | st.integers(1, 700))), queries, keys)
-    return Work(kv_heads * group, group, queries, keys, br, limits, lengths, programs, bc)
+    split, parts = draw(st.sampled_from([(0, False), (1, False), (2, False), (1, True), (2, True)]))
+    limits = Limits.of(Mask(draw(st.booleans()), None if split else draw(st.none() | st.integers(1, 700))), queries, keys)
+    return Work(kv_heads * group, group, queries, keys, br, limits, lengths, programs, bc, split, parts)
 
 
 def seen_blocks(work: Work, rows: int, length: int) -> int:
@@ -55,20 +56,37 @@ def seen_blocks(work: Work, rows: int, length: int) -> int:
 
 @given(works())
 def test_lists_have_every_tile_once_without_gaps_and_in_balance(work: Work) -> None:
-    """Each tile goes to the program that is free first, so that loads differ by at most one tile; two empty rounds end a list."""
+    """Each tile goes to the program that is free first, so that loads differ by at most one tile; two empty rounds end a list.
+
+    The splits of a tile follow one another, from the first key on, and cover it; or each is a tile by itself.
+    """
     table = schedule(work, 64)
-    counts = table[:, :, 3]
-    assert table.shape[1:] == (min(work.programs, len(work.lengths) * work.heads * -(-work.queries // work.br)), 5)
-    tiles = [tuple(tile) for tile in table.reshape(-1, 5).tolist() if tile[3] > 0]
-    rows = range(0, work.queries, work.br)
-    every = {(row, b, h) for row in rows for b in range(len(work.lengths)) for h in range(work.heads)}
-    assert Counter(tile[:3] for tile in tiles) == Counter(every)
-    for row, b, _, blocks, length in tiles:
-        assert (length, blocks) == (work.lengths[b], seen_blocks(work, row + work.br - 1, length))
+    rows, counts = range(0, work.queries, work.br), table[:, :, 3]
+    every = [(row, b, h) for row in rows for b in range(len(work.lengths)) for h in range(work.heads)]
+    splits = math.ceil(work.keys / (work.bc * work.split)) if work.parts else 1
+    assert table.shape[1:] == (min(work.programs, len(every) * splits), 6)
+    lists = [[entry for entry in table[:, program].tolist() if entry[3]] for program in range(table.shape[1])]
+    of_tile: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for row, b, h, stop, length, first in itertools.chain(*lists):
+        assert length == work.lengths[b]
+        of_tile.setdefault((row, b, h), []).append((first, stop))
+    assert set(of_tile) == set(every)
+    for (row, b, h), ranges in of_tile.items():
+        seen = seen_blocks(work, row + work.br - 1, work.lengths[b])
+        if work.parts:
+            assert sorted(first for first, _ in ranges) == [work.split * i for i in range(splits)]
+            ranges[:] = sorted(ranges)[: math.ceil(seen / work.split)]
+        else:
+            assert sum((row, b, h) in {tuple(entry[:3]) for entry in each} for each in lists) == 1
+        assert ranges[-1][1] == seen
+        assert all(first < stop <= first + (work.split or seen) for first, stop in ranges)
+        if not work.limits.span:
+            assert [first for first, _ in ranges] == [0, *(stop for _, stop in ranges[:-1])]
     assert bool(((counts > 0).int().diff(dim=0) <= 0).all())
     assert int(counts[-2:].sum()) == 0
-    cost = torch.tensor([[work.cost(row, n) if n else 0 for row, _, _, n, _ in each] for each in table.tolist()])
-    assert int(cost.sum(0).max() - cost.sum(0).min()) <= int(cost.max())
+    cost = [work.cost([(entry[5], entry[3]) for entry in each]) for each in lists]
+    whole = max(work.cost([each] if work.parts else ranges) for ranges in of_tile.values() for each in ranges)
+    assert max(cost) - min(cost) <= whole
 
 
 @pytest.mark.parametrize(("head_dim", "br", "bc"), [(64, 192, 128), (128, 128, 128), (256, 128, 64)])
@@ -88,7 +106,7 @@ def test_a_group_of_rows_passes_over_one_block_of_a_tile_at_most(work: Work) -> 
     for length in work.lengths:
         for row in range(0, work.queries, work.br):
             blocks = [seen_blocks(work, top + 63, length) for top in range(row, row + work.br, 64)]
-            assert blocks[-1] == work.blocks(row, length)
+            assert work.parts or blocks[-1] == work.ranges(row, length)[-1][1]
             assert max(blocks) - min(blocks) <= 1
 
 

@@ -367,6 +367,19 @@ class _Device:
         at.memory[at.offset] += 1
         self._machine.pause()
 
+    def packed(self, p: Any, dtype: Any, _: Any) -> Any:
+        p = p.clamp(-448, 448) if _dtype(dtype) == torch.float8_e4m3fn else p
+        p = p.to(dtype)
+        if _dtype(dtype) == torch.float8_e4m3fn:
+            p = _values(p.reshape(p.shape[0], -1, 2, 4, 2).permute(0, 1, 3, 2, 4).reshape(p.shape))
+        return _values(p.view(torch.int32))
+
+    def unpacked(self, words: Any, dtype: Any) -> Any:
+        return _values(words.view(_dtype(dtype)))
+
+    def below(self, x: Any, i: Any, limit: Any) -> Any:
+        return _values(torch.where(i < limit, x, -torch.inf))
+
     def thread_barrier(self) -> None: ...
     def await_kernel_before(self) -> None: ...
     def let_kernel_after_start(self) -> None: ...

@@ -18,6 +18,10 @@ a change of unit is a factor of a row, as a rescale is. Of the four threads of a
 (e of 0 and 1), and needs 16 g + 4 t + b of P (b of 0 to 3): so a description of K in five dimensions permutes the keys of each
 16.
 
+Splits of a fixed size begin with m, l and O of their own. A program joins those of a tile in order, as tiles of its list that
+share Q; m and l stay in registers meanwhile, and O of the splits before in shared memory, where O leaves at the end. Where few
+tiles would leave multiprocessors idle each split is a tile by itself, and the kernel `joined` does the same with what they leave.
+
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
@@ -36,7 +40,8 @@ Budget of 16 bits, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d 
 | KB of Q (2 sets, at d = 256 one) | 32 | 48 | 64 | 64 |
 | KB of K and V, 2 stages each | 64 | 64 | 128 | 128 |
 | KB of O before it is stored (at d = 256 half of its columns) | 16 | 24 | 32 | 32 |
-| KB in all, of 227, plus a few words for barriers | 112 | 136 | 224 | 224 |
+| with joined splits KB of Q (one set at d = 128), and of O in FP32 | 32, 32 | 48, 48 | 32, 64 | |
+| KB in all, of 227, plus a few words for barriers | 112 (128) | 136 (160) | 224 | 224 |
 | registers per thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
 | registers allotted per thread | 240 | 160 | 240 | 240 |
 
@@ -56,7 +61,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from numdev.attention.kernels.hopper import order
-from numdev.attention.kernels.hopper.primitives import aggregate, barriers, thread_barrier
+from numdev.attention.kernels.hopper.primitives import CASTS, aggregate, barriers, below, packed, thread_barrier, unpacked
 
 own_blocks = gluon.jit(order.own)
 
@@ -121,13 +126,14 @@ class Setting:
         halves: in which O leaves, 1 or 2: its columns pass through a buffer of dim / halves of them.
         turns: whether the groups take turns.
         joins: whether a program joins the splits of a tile.
+        cast: the instructions by which numbers of P become a word.
         s, o, p: layouts of S, of O, and of P as an operand.
         row, o_row, o_column: layouts of a number for each row of S, for each row of O, and for each column of O.
         o_before: layout in shared memory of O between two splits.
     """
 
     __annotations__ = dict.fromkeys(
-        (*Code._fields, "narrow", "sets", "halves", "turns", "joins", "s", "o", "p", "row", "o_row", "o_column", "o_before"),
+        (*Code._fields, "narrow", "sets", "halves", "turns", "joins", "cast", "s", "o", "p", "row", "o_row", "o_column", "o_before"),
         gl.constexpr,
     )
 
@@ -144,6 +150,7 @@ class Setting:
         self.halves = gl.constexpr(2 if code.dim > 128 else 1)
         self.turns = gl.constexpr(code.groups == 3 or bits == 8 or not code.causal)
         self.joins = gl.constexpr(joins)
+        self.cast = gl.constexpr(CASTS[code.dtype.name])
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 32 // bits))
@@ -407,9 +414,9 @@ def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr
             floor = floor - key
         else:
             keys = keys + key
-        s = gl.where(gl.expand_dims(keys, 0) < gl.expand_dims(limit, 1), s, float("-inf"))
+        s = below(s, gl.expand_dims(keys, 0), gl.expand_dims(limit, 1))
         if setting.windowed:
-            s = gl.where(gl.expand_dims(keys, 0) >= gl.expand_dims(floor, 1), s, float("-inf"))
+            s = below(s, gl.expand_dims(floor - 1, 1), gl.expand_dims(keys, 0))
     if setting.dim == 128 and not setting.promotion:  # of two halves, since a row's comparisons wait for each other
         left, right = s.reshape([ROWS, 2, setting.bc // 2]).permute([0, 2, 1]).split()  # [ROWS, bc / 2] each
         largest = gl.convert_layout(gl.max(gl.maximum(left, right), 1), setting.row, assert_trivial=True) * scale
@@ -452,6 +459,7 @@ def step(
         v = shared.v.index(at_v).reshape((setting.dim, setting.bc)).permute((1, 0))  # [bc, dim]
     else:
         v = shared.v.index(at_v).reshape((setting.bc, setting.dim))
+    p = gl.convert_layout(unpacked(p, setting.dtype), setting.p, assert_trivial=True)
     if setting.promotion:
         product = warpgroup_mma(p, v, acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
     else:
@@ -467,15 +475,6 @@ def step(
     acc = warpgroup_mma_wait(0, deps=(product,))
     mbarrier.arrive(shared.v_empty.index(at_v), count=1)
     return p_next, alpha, acc, m, row_sum, v_next
-
-
-@gluon.jit
-def as_operand(setting, p):
-    """`P~`: P in the format of the inputs, in the registers that the second product reads."""
-    p = p.to(setting.dtype)
-    if setting.narrow:
-        p = p.reshape([ROWS, setting.bc // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).reshape([ROWS, setting.bc])
-    return gl.convert_layout(p, setting.p, assert_trivial=setting.narrow)
 
 
 @gluon.jit
@@ -512,7 +511,7 @@ def blocks(
             c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit, MASK
         )
         acc, total = rescale(setting, acc, total, alpha, met)
-        p = as_operand(setting, p_next)
+        p = packed(p_next, setting.dtype, setting.cast)
         i += 1
     return i, p, acc, total, m, row_sum, v_scale
 
@@ -649,7 +648,7 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
     if setting.scaled:
         v_scale = scale_in(v_at, key, setting.v_keys)
     p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, of_block, key, floor, limit, setting.masked)
-    p = as_operand(setting, p_next)  # [ROWS, bc]
+    p = packed(p_next, setting.dtype, setting.cast)  # [ROWS, bc]
     i += 1
     j = 0  # tiles so far, splits counted
     t = 0  # and Q
@@ -697,7 +696,7 @@ def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
             setting.masked,
         )  # fmt: skip
         i += 1
-        p = as_operand(setting, p_next)
+        p = packed(p_next, setting.dtype, setting.cast)
         if setting.promotion:
             acc = total + acc
             total = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)

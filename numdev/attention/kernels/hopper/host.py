@@ -92,7 +92,7 @@ class Narrow(NamedTuple):
 
 
 def _groups(count: int, keys: int, dim: int) -> _Descriptor:
-    """Of K of 8 bits in groups of 16 tokens, in blocks of so many keys, as `forward.as_operand` needs them."""
+    """Of K of 8 bits in groups of 16 tokens, in blocks of so many keys, as the words of `primitives.packed` need them."""
     block = keys // 16, 2, 4, 2, dim
     layout = gl.NVMMASharedLayout(swizzle_byte_width=min(128, dim), element_bitwidth=8, rank=5)
     return _described((count, *block[1:]), (16 * dim, 2 * dim, 4 * dim, dim, 1), block, layout)

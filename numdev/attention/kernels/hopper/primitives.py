@@ -82,3 +82,51 @@ def pass_turn_on(at):
     performed()
     thread_barrier()
     gl.atomic_add(at, 1, sem="release", scope="gpu")
+
+
+@gluon.jit
+def below(x, i, limit):
+    """x where `i < limit`, else minus infinity: two instructions a number. The compiler would pack comparisons into words first."""
+    asm: gl.constexpr = "{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
+    return gl.inline_asm_elementwise(asm, "=f,f,r,r", [x, i, limit], dtype=gl.float32, is_pure=True, pack=1)
+
+
+CASTS = {
+    "bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;",
+    "fp16": "cvt.rn.f16x2.f32 $0, $2, $1;",
+    "fp8e4nv": "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }",
+}
+
+
+@gluon.jit
+def packed(p, dtype: gl.constexpr, cast: gl.constexpr):
+    """The numbers of a row that a thread holds, rounded to 16 bits in words `[rows, n / 2]`, or to 8, permuted, in `[rows, n / 4]`.
+
+    Narrow numbers that pass from one iteration to the next by themselves may be unpacked and packed again there.
+    """
+    rows: gl.constexpr = p.shape[0]
+    n: gl.constexpr = p.shape[1]
+    if dtype == gl.float8e4nv:
+        even, odd = p.reshape([rows, n // 16, 2, 4, 2]).permute([0, 1, 3, 2, 4]).split()
+        a, c = even.split()
+        b, d = odd.split()
+        words = gl.inline_asm_elementwise(cast, "=r,f,f,f,f", [a, b, c, d], dtype=gl.int32, is_pure=True, pack=1)
+        words = words.reshape([rows, n // 4])
+    else:
+        a, b = p.reshape([rows, n // 2, 2]).split()
+        words = gl.inline_asm_elementwise(cast, "=r,f,f", [a, b], dtype=gl.int32, is_pure=True, pack=1)
+    return words
+
+
+@gluon.jit
+def unpacked(words, dtype: gl.constexpr):
+    """`[rows, n]` of the words of `packed`."""
+    rows: gl.constexpr = words.shape[0]
+    n: gl.constexpr = words.shape[1]
+    x = gl.join(words, words)
+    if dtype == gl.float8e4nv:
+        x = gl.join(x, x).reshape([rows, 4 * n])
+        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r,r,r", [x], dtype=gl.int8, is_pure=True, pack=4)
+    else:
+        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [x.reshape([rows, 2 * n])], dtype=gl.int16, is_pure=True, pack=2)
+    return x.to(dtype, bitcast=True)

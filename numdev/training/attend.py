@@ -23,7 +23,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -58,7 +58,6 @@ class Trainable(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """O in the dtype of q, k and v, with the gradients of the implementation."""
-        ...
 
 
 Variant: TypeAlias = Attention | Backward | Trainable
@@ -135,7 +134,7 @@ class CallCounts:
 
 
 Onward = Callable[..., Tensor]
-"""Computes a call, or one of other `Arguments`, without who answers: by the next on the stack, in the end by torch's function."""
+"""Computes a call of `Arguments` without who answers: by the next on the stack, in the end by torch's function."""
 
 
 class Interception(ABC):
@@ -257,14 +256,10 @@ def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
             arguments = Arguments(*args, **kwargs).cast()
             plain = VanillaBackward(format_of(arguments.query.dtype))
             return Exchange(plain, read_masks=True, dropout=True).answer(arguments)
-        top = stack[-1]
+        top, beneath = stack[-1], stack[:-1]
         top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
-
-            def onward(own: Arguments | None = None) -> Tensor:
-                return _ask(args, kwargs, stack[:-1]) if own is None else _ask((), own.named, stack[:-1])
-
-            return top.answer(Arguments(*args, **kwargs), onward)
+            return top.answer(Arguments(*args, **kwargs), lambda own: _ask((own.query, own.key, own.value), own.named, beneath))
         except NumdevError:
             top.seen.calls -= 1
             raise
@@ -415,8 +410,8 @@ class Arguments:
 
     @property
     def named(self) -> dict[str, Any]:
-        """As torch's function takes them, which has no softcap."""
-        return {name: value for name, value in vars(self).items() if name != "softcap" or value is not None}
+        """Those behind the tensors that are no defaults, as torch's function takes them, which has no softcap."""
+        return {each.name: getattr(self, each.name) for each in fields(self)[3:] if getattr(self, each.name) is not each.default}
 
     def cast(self) -> Arguments:
         """Within autocast with q, k and v in its dtype: torch's function is on autocast's list. FP64 is left alone, as there."""

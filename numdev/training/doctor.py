@@ -550,7 +550,7 @@ class HeadLog(Recorder):
         number, layer = self._call()
         replaces = self._exact is not None and self._exact[:2] == (layer, number)
         if self._attention is None and not self.looks_now and not replaces:
-            return onward()
+            return onward(arguments)
         q = arguments.query.view_as(arguments.query)  # a node of its own, whose gradient is dQ of this call alone
         arguments = replace(arguments, query=q)
         call = Call.of(arguments, self._reader)

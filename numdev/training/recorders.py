@@ -234,17 +234,17 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         number, module = self._call()
         if self._chosen is not None and self._step not in self._chosen:
-            return onward()
+            return onward(arguments)
         name = module or _WHOLE
         before = self._called[name] = self._called.get(name, -1) + 1
         layer = f"{name}#{before}" if before else name
         if self._layers is not None and not {layer, number} & self._layers:
-            return onward()
-        arguments = arguments.cast()
-        q, k, v = arguments.query, arguments.key, arguments.value
+            return onward(arguments)
+        cast = arguments.cast()
+        q, k, v = cast.query, cast.key, cast.value
         mask: dict[str, Any] | str
         try:
-            call = Call.of(replace(arguments, dropout_p=0.0), self._reader)
+            call = Call.of(replace(cast, dropout_p=0.0), self._reader)
             q, k, v, bias = call.q, call.k, call.v, call.mask.bias
             mask = {name: value for name, value in vars(call.mask).items() if name not in ("bias", "dropout")}
             if bias is not None:
@@ -253,7 +253,7 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
             mask = str(error)
         self._tensors |= {f"{layer}.{letter}": _kept(x) for letter, x in (("q", q), ("k", k), ("v", v))}
         self._notes[layer] = {"call": number, "scale": arguments.scale, "mask": mask}
-        out = onward()
+        out = onward(arguments)
         if out.requires_grad:
             out.register_hook(lambda do, tensors=self._tensors: tensors.__setitem__(f"{layer}.do", _kept(do)))
         return out

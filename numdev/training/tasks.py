@@ -163,8 +163,7 @@ class TextToImage(Task):
         self.data.held_out(1, self.picture)  # raises BadInput for an image that cannot be read, before anything is trained
 
     def model(self, seed: int) -> nn.Module:
-        sizes = (self.picture, self.patch, self.width, self.depth, self.heads, self.data.tokens, self.data.length)
-        return seeded(lambda: DiffusionTransformer(*sizes, qk_norm=self.qk_norm), seed)
+        return seeded(lambda: DiffusionTransformer(self), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:
         """Pictures, tokens of captions (a share `dropped` of them all NULL), noise and times."""
@@ -234,8 +233,7 @@ class Language(Task):
         self.data.ready(self.length + 1)
 
     def model(self, seed: int) -> nn.Module:
-        sizes = (_BYTES, self.length, self.width, self.depth, self.heads)
-        return seeded(lambda: LanguageModel(*sizes, qk_norm=self.qk_norm, experts=self.experts), seed)
+        return seeded(lambda: LanguageModel(self), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:
         return {"tokens": self.data.drawn(step, seed, self.batch, self.length + 1)}
@@ -366,23 +364,21 @@ class Experts(nn.Module):
 class LanguageModel(nn.Module):
     """Pre-norm blocks of causal self-attention and an MLP, with learned positions (Radford et al. 2019).
 
-    `vocabulary` is the number of different tokens, `length` the most of a sequence, `depth` the number of blocks. With `experts`
-    the first block has the gated delta rule in place of attention, and the second so many experts in place of its MLP.
+    With `experts` the first block has the gated delta rule in place of attention, and the second so many experts in place of its
+    MLP.
     """
 
-    def __init__(
-        self, vocabulary: int, length: int, width: int, depth: int, heads: int, *, qk_norm: bool = True, experts: int = 0
-    ) -> None:
+    def __init__(self, task: Language) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.tokens = nn.Embedding(_BYTES, task.width)
+        self.places = nn.Parameter(torch.randn(task.length, task.width) * 0.02)
         nn.init.normal_(self.tokens.weight, std=0.02)
-        self.blocks = nn.ModuleList(_CausalBlock(width, heads, qk_norm=qk_norm) for _ in range(depth))
-        if experts:
-            self.blocks[0].attention = DeltaRule(width, heads)
-            self.blocks[1].mlp = Experts(width, experts)
-        self.norm = RootMeanSquare(width)
-        self.out = nn.Linear(width, vocabulary, bias=False)
+        self.blocks = nn.ModuleList(_CausalBlock(task) for _ in range(task.depth))
+        if task.experts:
+            self.blocks[0].attention = DeltaRule(task.width, task.heads)
+            self.blocks[1].mlp = Experts(task.width, task.experts)
+        self.norm = RootMeanSquare(task.width)
+        self.out = nn.Linear(task.width, _BYTES, bias=False)
         nn.init.zeros_(self.out.weight)
 
     def hidden(self, tokens: Int[Tensor, "batch tokens"]) -> Tokens:
@@ -398,11 +394,11 @@ class LanguageModel(nn.Module):
 
 
 class _CausalBlock(nn.Module):
-    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+    def __init__(self, task: Language) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = RootMeanSquare(width), RootMeanSquare(width)
-        self.attention = Attention(width, heads, qk_norm=qk_norm, causal=True)
-        self.mlp = _mlp(width)
+        self.attention_norm, self.mlp_norm = RootMeanSquare(task.width), RootMeanSquare(task.width)
+        self.attention = Attention(task.width, task.heads, qk_norm=task.qk_norm, causal=True)
+        self.mlp = _mlp(task.width)
 
     def forward(self, x: Tokens) -> Tokens:
         x = x + self.attention(self.attention_norm(x))
@@ -425,23 +421,19 @@ class DiffusionTransformer(nn.Module):
 
     There is no host synchronisation and no shape that depends on data, so a CUDA graph can capture a step. Under autocast and
     with weights of a narrower dtype the picture is returned in FP32.
-
-    `picture` is a height in pixels, `patch` that of what becomes a token, and `length` the number of tokens of a caption.
     """
 
-    def __init__(
-        self, picture: int, patch: int, width: int, depth: int, heads: int, vocabulary: int, length: int, *, qk_norm: bool = True
-    ) -> None:
+    def __init__(self, task: TextToImage) -> None:
         super().__init__()
-        self.patch, self.across = patch, picture // patch
-        pixels = 3 * patch * patch
+        self.patch, self.across = task.patch, task.picture // task.patch
+        width, pixels = task.width, 3 * task.patch * task.patch
         self.into = nn.Linear(pixels, width)
         self.places = nn.Parameter(_waves_of_places(self.across, width))
-        self.words = nn.Embedding(vocabulary, _WORD)
-        self.order = nn.Parameter(torch.randn(length, _WORD) * 0.5)
-        self.caption = nn.Linear(length * _WORD, width)
+        self.words = nn.Embedding(task.data.tokens, _WORD)
+        self.order = nn.Parameter(torch.randn(task.data.length, _WORD) * 0.5)
+        self.caption = nn.Linear(task.data.length * _WORD, width)
         self.time = nn.Sequential(nn.Linear(_WAVES, width), nn.SiLU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(Block(width, heads, qk_norm=qk_norm) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(task) for _ in range(task.depth))
         self.modulation = _zero(nn.Linear(width, 2 * width))
         self.out = _zero(nn.Linear(width, pixels))
 
@@ -460,13 +452,13 @@ class DiffusionTransformer(nn.Module):
 class Block(nn.Module):
     """Self-attention, cross-attention to the caption, and an MLP, each added to what comes in; starts as the identity."""
 
-    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+    def __init__(self, task: TextToImage) -> None:
         super().__init__()
-        self.modulation = _zero(nn.Linear(width, 6 * width))
-        self.attention = Attention(width, heads, qk_norm=qk_norm)
-        self.cross = Attention(width, heads, context=_WORD, qk_norm=qk_norm)
+        self.modulation = _zero(nn.Linear(task.width, 6 * task.width))
+        self.attention = Attention(task.width, task.heads, qk_norm=task.qk_norm)
+        self.cross = Attention(task.width, task.heads, context=_WORD, qk_norm=task.qk_norm)
         _zero(self.cross.out)
-        self.mlp = _mlp(width)
+        self.mlp = _mlp(task.width)
 
     def forward(self, x: Tokens, words: Float[Tensor, "batch length word"], state: Float[Tensor, "batch width"]) -> Tokens:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(state)[:, None].chunk(6, dim=-1)

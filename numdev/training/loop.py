@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -153,16 +153,12 @@ class Training:
             trained.done, trained.stopped = first + place, f"the {what} not finite at step {first + place}"
 
 
-_LOST: dict[Restart, tuple[tuple[str, ...], Callable[[Tensor], Tensor]]] = {
-    Restart.LOSSY: (("weight/", "mean/", "square/"), lambda x: x.to(torch.bfloat16).to(x.dtype)),
-    Restart.WEIGHTS_ONLY: (("mean/", "square/", "updates/"), torch.zeros_like),
-}
-
-
 def left(state: dict[str, Tensor], restart: Restart) -> dict[str, Tensor]:
     """What a restart leaves of a state: weights and moments in BF16, or an optimizer that starts anew."""
-    names, changed = _LOST.get(restart, ((), torch.clone))
-    return {name: changed(x) if name.startswith(names) else x for name, x in state.items()}
+    kinds = {Restart.LOSSY: ("weight/", "mean/", "square/"), Restart.WEIGHTS_ONLY: ("mean/", "square/", "updates/")}
+    lost = {name: x for name, x in state.items() if name.startswith(kinds.get(restart, ()))}
+    is_lossy = restart is Restart.LOSSY
+    return state | {name: x.bfloat16().to(x.dtype) if is_lossy else torch.zeros_like(x) for name, x in lost.items()}
 
 
 class Damaged(NumdevError):

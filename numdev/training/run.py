@@ -79,11 +79,6 @@ class Run:
             for own in rows.split(task.batch)[max(start - first, 0) :]:
                 yield {name: x[own] for name, x in whole.items()}
 
-    def share(self, batch: Batch, rank: int) -> Batch:
-        """The rows of a batch that one of the ranks computes."""
-        rows = self.task.batch // self.rung.ranks
-        return {name: x[rank * rows : (rank + 1) * rows].contiguous() for name, x in batch.items()}
-
     def environment(self, device: torch.device) -> dict[str, str]:
         """Everything that may change a bit of the run on a device, with what training sets itself (`deterministic`)."""
         facts = environment(device) | of_attention(device)
@@ -289,8 +284,8 @@ class State:
     def _average(self, batch: Batch) -> Float[Tensor, ""]:
         """The mean loss of the ranks, and the means of their gradients in FP32: those of data-parallel processes, one by one."""
         ranks, flat = self._run.rung.ranks, list[Tensor]()
-        for rank in range(ranks):
-            parts = [self._differentiate(self._run.share(batch, rank)), *self.gradients().values()]
+        for own in zip(*(x.chunk(ranks) for x in batch.values()), strict=True):
+            parts = [self._differentiate(dict(zip(batch, own, strict=True))), *self.gradients().values()]
             flat.append(torch.cat([x.reshape(-1).float() for x in parts]))
         means = (sum(flat[1:], flat[0]) / ranks).split([part.numel() for part in parts])
         for part, mean in zip(parts, means, strict=True):

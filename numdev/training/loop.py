@@ -23,7 +23,7 @@ from torch import Tensor
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.results.record import Within, write_atomically
 from numdev.training.attend import Trainable, attend
-from numdev.training.run import Run, State, checksum, deterministic
+from numdev.training.run import Run, State, checksum, deterministic, refused
 from numdev.training.rung import Restart
 from numdev.training.tasks import Batch
 from numdev.training.watch import Noise, Watch, Watched
@@ -31,9 +31,9 @@ from numdev.training.watch import Noise, Watch, Watched
 CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
 FINISHED = "trained.json"
 _CHECKPOINTS = 2  # that are kept
-_POSITION = ("key", "done", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 _READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
 _CHECKPOINT_SECONDS = 20.0  # from one checkpoint to the next, at least
+_ANOTHER = "of another configuration, version or machine"
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
 
 
@@ -222,7 +222,7 @@ class Trained:
         except (FileNotFoundError, ValueError):
             return None
         if facts["key"] != key:
-            raise _another(folder, "a run")
+            raise refused(folder, f"it holds a run {_ANOTHER}")
         facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
         trained = Trained(folder, **facts | {"watched": tuple(map(tuple, facts["watched"]))})
         return trained if trained.has_all_snapshots(trained.done) else None
@@ -272,7 +272,8 @@ class Trained:
 
     def write_checkpoint(self, state: State) -> None:
         """Write a checkpoint of the steps that are done, and remove all but the last two; raises StoreError."""
-        seal(self.folder, CHECKPOINT, self.done, state.tensors(), {name: getattr(self, name) for name in _POSITION})
+        position = {"key": self.key, "done": self.done, "seconds_per_step": self.seconds_per_step}
+        seal(self.folder, CHECKPOINT, self.done, state.tensors(), position)
         self.remove_checkpoints(_CHECKPOINTS)
 
     def remove_checkpoints(self, but: int = 0) -> None:
@@ -293,15 +294,10 @@ class Trained:
                 self.note(f"{error}; the run goes on from the one before it")
                 continue
             if facts["key"] != self.key:
-                raise _another(self.folder, "a checkpoint")
+                raise refused(self.folder, f"it holds a checkpoint {_ANOTHER}")
             if self.has_all_snapshots(facts["done"]):
                 vars(self).update(facts)
                 return tensors
             self.note("snapshots before the last checkpoint are missing; the run starts from the first step")
             break
         return None
-
-
-def _another(folder: Path, what: str) -> BadInput:
-    hint = f"it holds {what} of another configuration, version or machine; give another folder, or delete it"
-    return BadInput("folder", str(folder), hint)

@@ -25,7 +25,6 @@ from numdev.training.watch import Beside, Inputs
 Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
-_GRADIENTS = ("dq", "dk", "dv")
 _WHOLE = "model"  # the name of a model that calls attention itself, and of what runs outside of it
 
 
@@ -147,8 +146,14 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
     def _record(self, place: dict[str, Any], call: Beside, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
         """Those of the reference, in the dtype of the model; and a row for each subject, reference, output and head."""
         wide = tuple(x.detach().double() for x in (*call.leaves[REFERENCE], *(() if do is None else (do,))))
-        direction, outputs = ("forward", ("out",)) if do is None else ("backward", _GRADIENTS)
-        golden, values = _golden(wide, call.how), {name: _heads(own) for name, own in results.items()}
+        direction, outputs = ("forward", ("out",)) if do is None else ("backward", ("dq", "dk", "dv"))
+        exact: Any = Exact() if do is None else ExactBackward()
+
+        def golden_of(inputs: Inputs) -> list[list[Sample]]:
+            tensors = exact(*inputs, *call.how).tensors()
+            return _heads(tuple(tensors[output] for output in outputs))
+
+        golden, values = golden_of(wide), {name: _heads(own) for name, own in results.items()}
         for name, own in values.items():
             subject = self.subjects[name]
             rounds = subject.primal if direction == "forward" else subject
@@ -158,7 +163,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
                 formats = [max(fmt, model, key=lambda one: one.u) for fmt in formats]
             rounded = rounds.round_inputs(*wide)
             same = all(torch.equal(a.double(), b) for a, b in zip(rounded, wide, strict=True))
-            against = {"golden": golden, "golden_same_inputs": golden if same else _golden(rounded, call.how)}
+            against = {"golden": golden, "golden_same_inputs": golden if same else golden_of(rounded)}
             if name != REFERENCE:
                 against[REFERENCE] = values[REFERENCE]
             for reference, expected in against.items():
@@ -167,15 +172,6 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
                         where = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
                         self.rows.append(place | where | compare(sample, other, fmt).metrics())
         return results[REFERENCE]
-
-
-def _golden(inputs: Inputs, how: Any) -> list[list[Sample]]:
-    """Exact O of q, k and v; with dO as well, the exact gradients."""
-    if len(inputs) == 3:
-        return _heads((Exact()(*inputs, *how).out,))
-    q, k, v, do = inputs
-    gradients = ExactBackward()(q, k, v, do, *how)
-    return _heads((gradients.dq, gradients.dk, gradients.dv))
 
 
 def _heads(results: Inputs) -> list[list[Sample]]:

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -79,14 +80,16 @@ class Run:
             for own in rows.split(task.batch)[max(start - first, 0) :]:
                 yield {name: x[own] for name, x in whole.items()}
 
-    def environment(self, device: torch.device) -> dict[str, str]:
-        """Everything that may change a bit of the run on a device, with what training sets itself (`deterministic`)."""
-        facts = environment(device) | of_attention(device)
-        return facts | {name: os.environ.get(name, value) for name, value in _FIXED.items() if name in facts}
-
     def key(self, device: torch.device) -> str:
-        """Of configuration, sources and environment: runs of one key have the same bits."""
-        return key_of({"run": describe(self)}, self.environment(device))
+        """Of configuration, sources and environment, with what `deterministic` sets: runs of one key have the same bits."""
+        facts = environment(device) | of_attention(device)
+        facts |= {name: os.environ.get(name, value) for name, value in _FIXED.items() if name in facts}
+        return key_of({"run": describe(self)}, facts)
+
+
+def refused(folder: Path, why: str) -> BadInput:
+    """The error of a folder that holds something else than this run."""
+    return BadInput("folder", str(folder), f"{why}; give another folder, or delete it")
 
 
 @contextmanager
@@ -231,7 +234,6 @@ class State:
             tensors |= {"loss/scale": self.scale.scale, "loss/clean": self.scale.clean}
         return tensors | {"history/losses": self.losses, "history/norms": self.norms, "history/watched": self.watched}
 
-    @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Take over the values of `tensors()`, in place, so that a captured graph reads them too."""
         for name, x in self.tensors().items():

@@ -61,32 +61,25 @@ class Watch:
         relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
         return torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()))
 
-    @torch.no_grad()
     def forward(self, exact: ExactCall, s: Tensor, out: Tensor) -> None:
         """Note the scores of a call, in the format of S, and how far its O deviates."""
         error, tied = exact.grouped(out).sub(exact.out), exact.tied(s)
-        self._largest("logit", exact.without(s, 0.0))
-        self._largest("deviation", error)
-        self._add(tied=tied.sum(), rows=float(tied.numel()), error=error.square().sum(), out=exact.out.square().sum())
+        self._add(torch.maximum, logit=exact.without(s, 0.0).abs().amax(), deviation=error.abs().amax())
+        self._add(tied=tied.sum(), rows=tied.numel(), error=error.square().sum(), out=exact.out.square().sum())
 
-    @torch.no_grad()
     def delta(self, exact: ExactCall, gradients: Gradients) -> None:
         """Note the error of the delta of a call."""
         if gradients.delta is not None:
             error = exact.grouped(gradients.delta[..., None]).sub(exact.delta)
             self._add(biased=error.sum(), delta=exact.delta.abs().sum())
 
-    @torch.no_grad()
     def dq(self, exact: ExactCall, dq: Tensor) -> None:
         """Note how far the dQ of a call deviates."""
         self._add(dq_error=exact.grouped(dq).sub(exact.dq).square().sum(), dq=exact.dq.square().sum())
 
-    def _largest(self, name: str, x: Tensor) -> None:
-        self._of[name].copy_(torch.maximum(self._of[name], x.abs().amax().double()))
-
-    def _add(self, **totals: Tensor | float) -> None:
-        for name, total in totals.items():
-            self._of[name].add_(total)
+    def _add(self, joined: Callable[[Tensor, Any], Tensor] = torch.add, **figures: Tensor | int) -> None:
+        for name, x in figures.items():
+            self._of[name].copy_(joined(self._of[name], x))
 
 
 @dataclass(frozen=True)
@@ -153,7 +146,6 @@ class ExactCall:
         s = steps.scores(q, k.mT, self._factor, self._cap)
         return steps.raised(s, self._cap, None if self._bias is None else self._bias.to(policy.carrier))
 
-    @torch.no_grad()
     def take(self, do: Tensor) -> None:
         """The gradient of O, of which the others follow."""
         do = self.grouped(do)

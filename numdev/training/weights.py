@@ -236,7 +236,7 @@ class WeightsOverTraining(Kind):
                     rows[WATCH] = _by_step(WATCHED, range(1, len(ours.losses) + 1), *figures)
                 for name in tables:
                     tables[name] += ({"seed": seed} | row for row in rows[name])
-                if reason := _stopped(ours, theirs):
+                if reason := rows[RUN][0]["stopped"]:
                     stopped.append(f"replicate {seed}: {reason}")
         return Findings(tables, nonfinite="; ".join(stopped))
 
@@ -265,20 +265,15 @@ def shown(steps: int) -> list[int]:
 
 def _run(ours: Trained, theirs: Trained) -> dict[str, Any]:
     values = vars(ours) | {_BASELINE + name: value for name, value in vars(theirs).items()}
+    ends = [(who, one) for who, one in (("the run", ours), ("its reference", theirs)) if one.stopped]
     values |= {
         "steps_done": ours.done,
         "same_bits": int(ours.checksum == theirs.checksum),
         "samples": f"{ours.folder.parent.name}/{ours.folder.name}/{SAMPLES}" if ours.pictures else "",
-        "stopped": _stopped(ours, theirs),
+        "stopped": "; ".join(f"{who} stopped after step {one.done} of {one.steps}, {one.stopped}" for who, one in ends),
         "notes": "; ".join(ours.notes),
     }
     return {column.name: values[column.name] for column in TABLES[RUN][1:]}
-
-
-def _stopped(ours: Trained, theirs: Trained) -> str:
-    """Which of the two ended before its last step, and why; empty where none did."""
-    ends = {"the run": ours, "its reference": theirs}.items()
-    return "; ".join(f"{who} stopped after step {one.done} of {one.steps}, {one.stopped}" for who, one in ends if one.stopped)
 
 
 _PICTURES, _ACROSS, _ENLARGED = 32, 8, 3  # pictures, pictures in a row, pixels for one

@@ -19,7 +19,7 @@ import pickle
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -253,7 +253,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         """One pass through the body of the loop; its loss, and whether replays are asked for."""
         log.step(number)
         self.step, self._current, self._noted = number, log, None
-        with log.active():
+        with nullcontext() if log.is_idle else log.active():
             yield batch
         if self._noted is None:
             raise BadInput("loss", None, "call note(loss) in each step of the loop")
@@ -521,14 +521,8 @@ class HeadLog(Recorder):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the calls of this step go on by themselves."""
+        """Whether the calls of this step go on: being `active` costs some microseconds for each operation of a model."""
         return self._attention is None and self._exact is None and not self.looks_now
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """See `Interception`, which costs some microseconds for each operation of a model."""
-        with nullcontext() if self.is_idle else super().active():
-            yield
 
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         number, layer = self._call()

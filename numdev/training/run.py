@@ -47,8 +47,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.task.batch % self.rung.ranks:
-            hint = f"give a number that divides the batch of {self.task.batch}"
-            raise BadInput("rung.ranks", self.rung.ranks, hint)
+            raise BadInput("rung.ranks", self.rung.ranks, f"give a number that divides the batch of {self.task.batch}")
         if self.half is not None and not 0 < self.half < self.task.steps:
             raise BadInput("rung.restart", self.rung.restart.value, "one step has no half; give task.steps of at least 2")
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from numdev.errors import BadInput
 from numdev.settings import setting
@@ -295,15 +295,14 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+@wrap_torch_function(lambda x, w, k: (x, w))
 def route(x: Float[Tensor, "*batch width"], w: Float[Tensor, "experts width"], k: int) -> Float[Tensor, "*batch experts"]:
     """Softmax of `x w^T` over the k experts of a token that score highest, 0 for others (Shazeer et al. 2017, section 2.1)."""
-    if has_torch_function((x, w)):
-        routed: Tensor = handle_torch_function(route, (x, w), x, w, k)
-        return routed
     top, places = _wide(x @ w.T).topk(k, -1)
     return x.new_zeros(*x.shape[:-1], len(w)).scatter(-1, places, top.softmax(-1).to(x.dtype))
 
 
+@wrap_torch_function(lambda *inputs: inputs)
 def scan(
     q: Float[Tensor, "heads tokens key"],
     k: Float[Tensor, "heads tokens key"],
@@ -315,9 +314,6 @@ def scan(
 
     a_t = exp(g_t) (Yang et al. 2024, arXiv 2412.06464, section 3.1).
     """
-    if has_torch_function((q, k, v, g, beta)):
-        o: Tensor = handle_torch_function(scan, (q, k, v, g, beta), q, k, v, g, beta)
-        return o
     state, a, outputs = q.new_zeros(len(q), q.shape[-1], v.shape[-1]), g.exp()[..., None, None], list[Tensor]()
     for t in range(q.shape[1]):
         state = a[:, t] * state
@@ -434,6 +430,7 @@ class DiffusionTransformer(nn.Module):
         self.caption = nn.Linear(task.data.length * _WORD, width)
         self.time = nn.Sequential(nn.Linear(_WAVES, width), nn.SiLU(), nn.Linear(width, width))
         self.blocks = nn.ModuleList(Block(task) for _ in range(task.depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.modulation = _zero(nn.Linear(width, 2 * width))
         self.out = _zero(nn.Linear(width, pixels))
 
@@ -445,7 +442,7 @@ class DiffusionTransformer(nn.Module):
         for block in self.blocks:
             x = block(x, words, state)
         shift, scale = self.modulation(state)[:, None].chunk(2, dim=-1)
-        x = self.out(_normal(x) * (1 + scale) + shift).float().reshape(-1, n, n, 3, p, p)
+        x = self.out(self.norm(x) * (1 + scale) + shift).float().reshape(-1, n, n, 3, p, p)
         return x.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, n * p, n * p)
 
 
@@ -454,6 +451,7 @@ class Block(nn.Module):
 
     def __init__(self, task: TextToImage) -> None:
         super().__init__()
+        self.norm = nn.LayerNorm(task.width, eps=1e-6, elementwise_affine=False)
         self.modulation = _zero(nn.Linear(task.width, 6 * task.width))
         self.attention = Attention(task.width, task.heads, qk_norm=task.qk_norm)
         self.cross = Attention(task.width, task.heads, context=_WORD, qk_norm=task.qk_norm)
@@ -462,9 +460,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tokens, words: Float[Tensor, "batch length word"], state: Float[Tensor, "batch width"]) -> Tokens:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(state)[:, None].chunk(6, dim=-1)
-        x = x + gate * self.attention(_normal(x) * (1 + scale) + shift)
-        x = x + self.cross(_normal(x), words)
-        return x + mlp_gate * self.mlp(_normal(x) * (1 + mlp_scale) + mlp_shift)
+        x = x + gate * self.attention(self.norm(x) * (1 + scale) + shift)
+        x = x + self.cross(self.norm(x), words)
+        return x + mlp_gate * self.mlp(self.norm(x) * (1 + mlp_scale) + mlp_shift)
 
 
 def waves(time: Times) -> Float[Tensor, "batch waves"]:
@@ -487,10 +485,6 @@ def _waves_of_places(across: int, width: int) -> Float[Tensor, "tokens width"]:
     along = torch.cat([angles.sin(), angles.cos()], dim=-1)
     rows, columns = along[:, None].expand(-1, across, -1), along[None].expand(across, -1, -1)
     return torch.cat([rows, columns], dim=-1).reshape(across * across, -1).clone()
-
-
-def _normal(x: Tensor) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], eps=1e-6)
 
 
 def _zero(linear: nn.Linear) -> nn.Linear:

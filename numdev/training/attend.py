@@ -3,7 +3,6 @@
 Two things are needed to see every call of torch's `scaled_dot_product_attention`. A `TorchFunctionMode` sees a call by whatever
 name, and of operators below the function. It sees none from inside `nn.MultiheadAttention`, whose own function torch gives to the
 mode as a whole, and runs without it. So the name in `torch.nn.functional` is replaced as well, while any interception is active.
-The fused path that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` take outside of training is switched off meanwhile.
 
 Each thread has its own stack of interceptions. Torch computes gradients on threads of its own, on which a checkpointed layer
 calls its attention again. The mode comes with them, but not from `Tensor.backward` and `torch.autograd.grad`, which it sees
@@ -173,11 +172,7 @@ class Exchange(Interception):
 
 
 def trainable(variant: Variant) -> Trainable:
-    """`variant` as it computes under a model.
-
-    Raises:
-        BadInput: for what is no implementation of attention.
-    """
+    """`variant` as it computes under a model; raises BadInput for what is no implementation of attention."""
     if isinstance(variant, Trainable):
         return variant
     if isinstance(variant, Attention) and "out" in variant.formats:
@@ -226,8 +221,7 @@ _COMPUTING: list[Stack] = []  # those of threads that wait for gradients
 def _stack() -> Stack:
     """Who answers on this thread: on one of torch's own, those of the thread that waits for its gradients.
 
-    Raises:
-        Unsupported: where several threads wait for gradients under different answers, of which one called this.
+    Raises Unsupported where several threads wait for gradients under different answers, of which one called this.
     """
     if _LOCAL.stack is not None or not isinstance(threading.current_thread(), threading._DummyThread):
         return _LOCAL.stack or ()
@@ -355,7 +349,7 @@ def _layer() -> str:
 
 
 class _Patch:
-    """The replaced name in `torch.nn.functional`, and the fused path switched off, while any interception is active."""
+    """The replaced name in `torch.nn.functional`, and the fused path of models that are not trained switched off, meanwhile."""
 
     def __init__(self) -> None:
         self._lock, self._count, self._fused = threading.Lock(), 0, True
@@ -376,8 +370,8 @@ class _Patch:
             with self._lock:
                 self._count -= 1
                 if self._count == 0:
-                    current: Any = functional.scaled_dot_product_attention
-                    if current is _replacement:  # else someone else replaced it meanwhile, and calls ours, which stays good
+                    # Else someone else replaced it meanwhile, and calls ours, which stays good
+                    if functional.scaled_dot_product_attention is _replacement:
                         functional.scaled_dot_product_attention = self.beneath
                     torch.backends.mha.set_fastpath_enabled(self._fused)
 

@@ -1,11 +1,8 @@
 """Whether attention caused a loss spike: the steps before it are replayed with exact attention, and with its steps exact in turn.
 
-A loop over a doctor's batches is a loop over the user's, until the loss spikes. Then the doctor restores a checkpoint and yields
-the same batches again, once for each question, with another attention under the model: the body of the loop replays itself. What
-the body does need not be known, but all that it changes must be restored: the model, what `state` lists, and torch's random
-numbers. Whether that is all is the first question, asked with the attention that the model ran on.
-
-A `HeadLog` sees each call meanwhile, and how far its heads deviate from exact attention.
+The body of the user's loop replays itself. What it does need not be known, but all that it changes must be restored: the model,
+what `state` lists, and torch's random numbers. Whether that is all is the first question, asked with the attention that the model
+ran on. A `HeadLog` sees each call meanwhile, and how far its heads deviate from exact attention.
 """
 
 from __future__ import annotations

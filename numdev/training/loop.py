@@ -96,8 +96,8 @@ class Training:
                     break
         trained, state = self._trained, self._state
         count = trained.done + bool(trained.stopped)
-        trained.losses, trained.gradient_norms = (tuple(x[:count].tolist()) for x in (state.losses, state.norms))
-        trained.watched = tuple(map(tuple, state.watched[:count].tolist()))
+        figures = (tuple(x[:count].tolist()) for x in (state.losses, state.norms, state.watched))
+        trained.losses, trained.gradient_norms, trained.watched = figures
         trained.checksum = checksum(trained.weights(max(trained.snapshots)) if trained.stopped else state.weights())
         trained.parameters = sum(x.numel() for x in state.parameters.values())
         trained.captured, trained.calls, trained.missed = state.graph is not None, state.seen.calls, state.seen.missed
@@ -201,7 +201,7 @@ class Trained:
     # Likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped
     gradient_norms: tuple[float, ...] = ()
     # `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched
-    watched: tuple[tuple[float, ...], ...] = ()
+    watched: tuple[list[float], ...] = ()
     checksum: str = ""  # over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped
     parameters: int = 0
     stopped: str = ""
@@ -224,7 +224,7 @@ class Trained:
         if facts["key"] != key:
             raise refused(folder, f"it holds a run {_ANOTHER}")
         facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-        trained = Trained(folder, **facts | {"watched": tuple(map(tuple, facts["watched"]))})
+        trained = Trained(folder, **facts)
         return trained if trained.has_all_snapshots(trained.done) else None
 
     def write(self) -> None:
@@ -260,9 +260,7 @@ class Trained:
     def weights(self, step: int, *, buffers: bool = False) -> dict[str, Tensor]:
         """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.run.model_of` takes.
 
-        Raises:
-            BadInput: where it has none.
-            Damaged: where its file is not whole.
+        Raises BadInput where it has none, and Damaged where its file is not whole.
         """
         paths = self.snapshots
         if step not in paths:
@@ -284,8 +282,7 @@ class Trained:
     def resume(self) -> dict[str, Tensor] | None:
         """Go back to the last whole checkpoint, whose tensors are returned, or stay where there is none; what is lost is noted.
 
-        Raises:
-            BadInput: if the checkpoint is of another configuration, of other sources or of another environment.
+        Raises BadInput if the checkpoint is of another configuration, of other sources or of another environment.
         """
         for path in reversed(sealed(self.folder, CHECKPOINT).values()):
             try:

@@ -119,12 +119,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
 
     def save(self, path: Path | str) -> None:
-        """Write the rows as Parquet, whole or not at all.
-
-        Raises:
-            BadInput: where there are none.
-            StoreError: where the file cannot be written.
-        """
+        """Write the rows as Parquet, whole or not at all; raises BadInput where there are none, StoreError where it cannot."""
         if not self.rows:
             raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
         write_atomically(Path(path), pack("shadow", self.rows))

@@ -98,7 +98,6 @@ def deterministic() -> Iterator[None]:
     An operation that has no deterministic algorithm raises RuntimeError.
     """
     name, cudnn = "CUBLAS_WORKSPACE_CONFIG", torch.backends.cudnn
-    fill: Any = torch.utils.deterministic  # whose one setting its type does not state
     with ExitStack() as before:
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         before.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
@@ -106,7 +105,8 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
         torch.set_float32_matmul_precision(_FIXED["float32_matmul"])
         # Filling memory would write every new tensor once more.
-        for module, one in ((fill, "fill_uninitialized_memory"), (cudnn, "allow_tf32"), (cudnn, "benchmark")):
+        fill = torch.utils.deterministic, "fill_uninitialized_memory"
+        for module, one in (fill, (cudnn, "allow_tf32"), (cudnn, "benchmark")):
             before.callback(setattr, module, one, getattr(module, one))
             setattr(module, one, False)
         if name not in os.environ:
@@ -118,9 +118,8 @@ def deterministic() -> Iterator[None]:
 def initial(run: Run, device: torch.device) -> nn.Module:
     """The model of the run's seed in the dtype of its weights; `Rung.ulp` moves one away from zero by last places of FP32.
 
-    Raises:
-        Unsupported: for a model with dropout, which draws numbers that a resumed run would not draw again.
-        BadInput: where no weight can be moved.
+    Raises Unsupported for a model with dropout, whose numbers no resumed run would draw again; BadInput where no weight can be
+    moved.
     """
     model = run.task.model(run.init_seed)
     for name, part in model.named_modules():

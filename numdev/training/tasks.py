@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Float32, Int
@@ -29,13 +29,10 @@ Batch = dict[str, Tensor]  # named tensors on the CPU, FP32 or int64, of one len
 
 @dataclass(frozen=True)
 class Samples:
-    """The work of a trained model on held-out data: maybe pictures [captions, 3, height, width] in [-1, 1].
+    """The work of a trained model on held-out data."""
 
-    `score` is the share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure.
-    """
-
-    score: float
-    pictures: Tensor | None = None
+    score: float  # the share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure
+    pictures: Float[Tensor, "captions 3 height width"] | None = None  # in [-1, 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +102,7 @@ class Task(ABC):
         return self.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-_Model = TypeVar("_Model", bound=nn.Module)
-
-
-def seeded(make: Callable[[], _Model], seed: int) -> _Model:
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module whose initial weights depend on the seed alone; the caller's random state is left as it was."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -52,17 +52,14 @@ while both still resemble a common start. `change_cosine` sees whether both lear
 """
 
 
-Weights: TypeAlias = Float[Tensor, "*shape"]
-
-
-def weight_deviation(weights: Weights, reference: Weights, start: Weights, reference_start: Weights) -> dict[str, float]:
-    """`METRICS` of two tensors with their initial values, on their device, in FP64; NaN where one is not finite.
+def weight_deviation(*tensors: Float[Tensor, "*shape"]) -> dict[str, float]:
+    """`METRICS` of weights, those of a reference and the initial values of both, on their device, in FP64; NaN if not finite.
 
     Raises BadInput for a tensor without elements.
     """
-    if weights.numel() == 0:
-        raise BadInput("weights", tuple(weights.shape), "give a tensor that holds something")
-    w, w0, i, i0 = map(Sample, (weights, reference, start, reference_start))
+    w, w0, i, i0 = map(Sample, tensors)
+    if w.values.numel() == 0:
+        raise BadInput("weights", tuple(w.shape), "give a tensor that holds something")
     if not (w.is_finite and w0.is_finite):
         return dict.fromkeys(METRICS, math.nan)
     difference = Sample(w.values - w0.values)

@@ -44,7 +44,7 @@ from numdev.results.store import pack
 from numdev.training.attend import Arguments, Call, ForwardAlone, Onward, Variant, trainable
 from numdev.training.recorders import Recorder
 from numdev.training.run import moved, refused
-from numdev.training.watch import ExactCall, policy_of
+from numdev.training.watch import ExactCall
 
 _AFTER = 5  # steps that follow a spike, and steps before it from which on a replay may spike
 _SHOWN = 5  # heads
@@ -68,6 +68,7 @@ FIGURES = {
 """Unit and meaning of what is kept of a head in a step; exact is FP64 of the same q, k, v and dO."""
 _AT_ONCE = 1 << 25  # scores, 256 MB in FP64
 Place = tuple[str, int, int]  # layer, number of the call in its step, head
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Diagnosis:
     first: int = 0  # the step that replays start from
     limit: float = math.nan  # above which a replay spikes
     replays: tuple[Replay, ...] = ()  # the run itself first
-    heads: tuple[Mapping[str, Any], ...] = ()  # those that err most, see `worst_heads`
+    heads: tuple[Row, ...] = ()  # those that err most, see `worst_heads`
 
     def json(self) -> bytes:
         """The file `diagnosis.json`; a number that is not finite is null."""
@@ -188,8 +189,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise BadInput("loss", tuple(loss.shape), "give one number")
         place = next(self._model.parameters()).device
-        # Only the rows of a log hold the norm
-        grads = [x.grad for x in self._model.parameters() if self._current.looks_now and x.grad is not None]
+        grads = [x.grad for x in self._model.parameters() if self._current.looks_now and x.grad is not None]  # rows hold the norm
         values = loss, nn.utils.get_total_norm(grads) if grads else math.nan, spike
         noted = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=place).detach().reshape(()) for x in values])
         if self._is_parallel:
@@ -332,7 +332,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             return attention
         forward, backward = Precision.kernel(fmt), BackwardPrecision.kernel(fmt)
         if isinstance(attention, Backward):
-            forward, backward = policy_of(attention.primal), attention.precision
+            forward, backward = attention.primal.precision, attention.precision
             with suppress(BadInput):
                 return gradients_emulation_of(attention, shape, mask)
         return TiledBackward(Tiled(forward, tiling, count=False), backward, tiling, count=False)
@@ -431,14 +431,14 @@ def replay_limit(before: Sequence[float], limit: float, peak: float) -> float:
     return middle + min(math.sqrt((limit - middle) * (peak - middle)), 10 * (limit - middle))
 
 
-def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[str, Any]]:
+def worst_heads(rows: Sequence[Row], spike: int) -> list[Row]:
     """For each head the row up to the spike in which it errs most, with its `error`; the head that errs most comes first.
 
     The error is that of O over its size, or if that is more, of dQ over the root mean square of all dQ of the step: a head that
     has hardly a gradient errs much of its own. It is infinite, and the earliest such row counts, where exact O or dQ is finite
     and that of the attention is not.
     """
-    squares, worst = defaultdict[int, list[float]](list), dict[Place, Mapping[str, Any]]()
+    squares, worst = defaultdict[int, list[float]](list), dict[Place, Row]()
     for row in rows:
         squares[row["step"]].append(row["dq_size"] ** 2)
     for row in rows:
@@ -451,9 +451,7 @@ def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[s
     return sorted(worst.values(), key=lambda row: (-row["error"], row["step"]))
 
 
-def judged(
-    replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, Any]], usual: float, missed: str
-) -> tuple[str, str]:
+def judged(replays: Sequence[Replay], first: int, heads: Sequence[Row], usual: float, missed: str) -> tuple[str, str]:
     """Verdict and sentence; `usual` is the largest loss that is no sign of a spike, `missed` is what was not made exact."""
     run, again, nudged, exact, *rest = replays
     stays = f"with exact attention the loss stays at {said(exact.peak)}, not {said(run.peak)}"
@@ -504,7 +502,7 @@ class HeadLog(Recorder):
     ) -> None:
         super().__init__(model, read_masks=True)
         self._attention = None if attention is None else trainable(attention)
-        self._policy = policy_of(attention.primal) if isinstance(attention, (Backward, ForwardAlone)) else None
+        self._policy: Precision | None = attention.primal.precision if isinstance(attention, (Backward, ForwardAlone)) else None
         self._every, self._heads, self._exact = every, heads, exact
         self._looks: list[_Look] = []
         self._figures: list[tuple[list[dict[str, Any]], Tensor]] = []  # with the places of looks

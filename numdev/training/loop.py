@@ -42,12 +42,9 @@ def train(run: Run, folder: Path, device: torch.device, report: Within | None = 
 
     A run that was killed at any moment goes on from its last checkpoint to the same final weights, bit for bit. `report` is
     called each time that the losses are read, with the steps that are done, of how many, loss and speed. Algorithms are
-    deterministic where there are such; a note says where there are none.
-
-    Raises:
-        BadInput: for a folder that holds another run.
-        Unsupported: for a model or an attention that cannot be trained as arguments.
-        StoreError: if a file cannot be written; what was written stays.
+    deterministic where there are such; a note says where there are none. Raises BadInput for a folder that holds another run,
+    Unsupported for a model or an attention that cannot be trained as arguments, and StoreError if a file cannot be written; what
+    was written stays.
     """
     key = run.key(device)
     folder.mkdir(parents=True, exist_ok=True)
@@ -254,8 +251,9 @@ class Trained:
     def write_snapshot(self, state: State) -> None:
         """Write weights and buffers after the steps that are done, in FP32, if there is to be a snapshot; raises StoreError."""
         if self.done in self.snapshot_steps:
-            held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | state.buffers()).items()}
-            seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
+            buffers = dict(state.model.named_buffers())
+            held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | buffers).items()}
+            seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(buffers)})
 
     def weights(self, step: int, *, buffers: bool = False) -> dict[str, Tensor]:
         """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.run.model_of` takes.

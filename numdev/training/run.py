@@ -212,9 +212,6 @@ class State:
         """The parameters, as they are; each once where a model uses one twice."""
         return {name: x.detach() for name, x in self.model.named_parameters()}
 
-    def buffers(self) -> dict[str, Tensor]:
-        return dict(self.model.named_buffers())
-
     def moments(self) -> dict[str, Tensor]:
         """`mean/<name>`, `square/<name>` and `updates/<name>` of the optimizer."""
         states = {name: self.optimizer.state[x] for name, x in self.parameters.items()}
@@ -227,7 +224,7 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on and all that was noted, by name, as it is and not copied."""
         tensors = {f"weight/{name}": x for name, x in self.weights().items()} | self.moments()
-        tensors |= {f"buffer/{name}": x for name, x in self.buffers().items()}
+        tensors |= {f"buffer/{name}": x for name, x in self.model.named_buffers()}
         if self.scale is not None:
             tensors |= {"loss/scale": self.scale.scale, "loss/clean": self.scale.clean}
         return tensors | {"history/losses": self.losses, "history/norms": self.norms, "history/watched": self.watched}

@@ -96,8 +96,7 @@ def scenes() -> dict[str, Scene]:
 class Scenes:
     """Rendered scenes without end; a quarter shows one thing, the others two."""
 
-    # Different tokens; 1 is of no word, and stays: the initial weights of a model depend on their number
-    tokens: ClassVar[int] = len(WORDS) + 2
+    tokens: ClassVar[int] = len(WORDS) + 2  # 1 is of no word, and stays: the initial weights of a model depend on the number
     length: ClassVar[int] = 16  # tokens of a caption: the longest has 10 words; a multiple of what tensor cores take
     spread: float = setting(0.2, "how much places and sizes vary, from 0 to 1")
 

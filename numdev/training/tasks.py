@@ -363,7 +363,7 @@ class LanguageModel(nn.Module):
         self.tokens = nn.Embedding(_BYTES, task.width)
         self.places = nn.Parameter(torch.randn(task.length, task.width) * 0.02)
         nn.init.normal_(self.tokens.weight, std=0.02)
-        self.blocks = nn.ModuleList(_CausalBlock(task) for _ in range(task.depth))
+        self.blocks = nn.Sequential(*(_CausalBlock(task) for _ in range(task.depth)))
         if task.experts:
             self.blocks[0].attention = DeltaRule(task.width, task.heads)
             self.blocks[1].mlp = Experts(task.width, task.experts)
@@ -373,10 +373,7 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: Int[Tensor, "batch tokens"]) -> Tokens:
         """The input of the head."""
-        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x)
+        return self.norm(self.blocks(self.tokens(tokens) + self.places[: tokens.shape[1]]))
 
     def forward(self, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, "batch tokens vocabulary"]:
         """Logits of the token behind each; before training all are 0."""
@@ -475,10 +472,8 @@ def _waves_of_places(across: int, width: int) -> Float[Tensor, "tokens width"]:
     """
     quarter = width // 4
     frequencies = torch.exp(-math.log(100) / quarter * torch.arange(quarter))
-    angles = torch.arange(across)[:, None] * frequencies
-    along = torch.cat([angles.sin(), angles.cos()], dim=-1)
-    rows, columns = along[:, None].expand(-1, across, -1), along[None].expand(across, -1, -1)
-    return torch.cat([rows, columns], dim=-1).reshape(across * across, -1).clone()
+    angles = torch.cartesian_prod(torch.arange(across), torch.arange(across))[..., None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 def _zero(linear: nn.Linear) -> nn.Linear:
@@ -503,8 +498,7 @@ def flow_loss(
     rest. The minimum is the same at every weight: the mean of X_1 over all that pass X_t at t. Mean over batch and pixels.
     """
     t = time.reshape(-1, *[1] * (noise.dim() - 1))
-    predicted = picture_of(torch.lerp(noise, picture, t.expand_as(noise)), time)
-    return (predicted.float() - picture).square().mean()
+    return (picture_of(torch.lerp(noise, picture, t.expand_as(noise)), time).float() - picture).square().mean()
 
 
 def flowed(picture_of: Prediction, noise: Float[Tensor, "batch ..."], steps: int) -> Float[Tensor, "batch ..."]:

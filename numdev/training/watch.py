@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from numdev.attention.base import Attention, Backward, Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.base import Backward, Gradients, group_heads, softmax_scale
 from numdev.attention.differentiable import rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -37,6 +37,7 @@ FIGURES = {
 }
 """Unit and meaning of each figure of a step, in the order of `Watch.row`."""
 
+Inputs = tuple[Tensor, ...]
 _SUMS = ("logit", "tied", "rows", "deviation", "error", "out", "biased", "delta", "dq_error", "dq")
 
 
@@ -100,18 +101,12 @@ class Watched:
             exact = ExactCall((q, k, v), mask, softmax_scale(q, scale))
         out = self.attention.attend(q, k, v, mask, scale, partial(self.watch.delta, exact))
         with torch.no_grad(), uncast(q):
-            self.watch.forward(exact, exact.scores(q, k, policy_of(self.attention.primal)), out)
+            self.watch.forward(exact, exact.scores(q, k, self.attention.primal.precision), out)
         if out.requires_grad:
             out.register_hook(exact.take)
         if q.requires_grad:
             q.register_hook(partial(self.watch.dq, exact))
         return out
-
-
-def policy_of(forward: Attention) -> Precision:
-    """The policy of a forward pass; one without is taken for a kernel, which holds S in FP32."""
-    policy: Precision = forward.precision if isinstance(forward, Implementation) else Precision.kernel(forward.format)
-    return policy
 
 
 class ExactCall:
@@ -168,9 +163,6 @@ class ExactCall:
     def grouped(self, x: Tensor) -> Tensor:
         """A tensor of the call in FP64, as those of this class are."""
         return group_heads(x.detach().double(), self._kv_heads)
-
-
-Inputs = tuple[Tensor, ...]
 
 
 @dataclass(eq=False)

@@ -349,7 +349,7 @@ def _layer() -> str:
 
 
 class _Patch:
-    """The replaced name in `torch.nn.functional`, and the fused path of models that are not trained switched off, meanwhile."""
+    """Replaces the name in `torch.nn.functional` while any interception is active, and switches off inference's fused path."""
 
     def __init__(self) -> None:
         self._lock, self._count, self._fused = threading.Lock(), 0, True

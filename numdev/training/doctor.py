@@ -397,7 +397,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             own[step].unlink()
         if common:
             warnings.warn(f"doctor: goes on from step {min(common)} of {self.folder}", stacklevel=4)
-        return min(common, default=math.nan)
+        return float(min(common, default=math.nan))
 
     def _gathered(self, value: Any) -> list[Any]:
         """The value of each process."""

@@ -3,7 +3,6 @@
 Two things are needed to see every call of torch's `scaled_dot_product_attention`. A `TorchFunctionMode` sees a call by whatever
 name, and of operators below the function. It sees none from inside `nn.MultiheadAttention`, whose own function torch gives to the
 mode as a whole, and runs without it. So the name in `torch.nn.functional` is replaced as well, while any interception is active.
-The fused path that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` take outside of training is switched off meanwhile.
 
 Each thread has its own stack of interceptions. Torch computes gradients on threads of its own, on which a checkpointed layer
 calls its attention again. The mode comes with them, but not from `Tensor.backward` and `torch.autograd.grad`, which it sees
@@ -23,7 +22,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -58,7 +57,6 @@ class Trainable(Protocol):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Tensor:
         """O in the dtype of q, k and v, with the gradients of the implementation."""
-        ...
 
 
 Variant: TypeAlias = Attention | Backward | Trainable
@@ -135,7 +133,7 @@ class CallCounts:
 
 
 Onward = Callable[..., Tensor]
-"""Computes a call, or one of other `Arguments`, without who answers: by the next on the stack, in the end by torch's function."""
+"""Computes a call of `Arguments` without who answers: by the next on the stack, in the end by torch's function."""
 
 
 class Interception(ABC):
@@ -174,11 +172,7 @@ class Exchange(Interception):
 
 
 def trainable(variant: Variant) -> Trainable:
-    """`variant` as it computes under a model.
-
-    Raises:
-        BadInput: for what is no implementation of attention.
-    """
+    """`variant` as it computes under a model; raises BadInput for what is no implementation of attention."""
     if isinstance(variant, Trainable):
         return variant
     if isinstance(variant, Attention) and "out" in variant.formats:
@@ -227,8 +221,7 @@ _COMPUTING: list[Stack] = []  # those of threads that wait for gradients
 def _stack() -> Stack:
     """Who answers on this thread: on one of torch's own, those of the thread that waits for its gradients.
 
-    Raises:
-        Unsupported: where several threads wait for gradients under different answers, of which one called this.
+    Raises Unsupported where several threads wait for gradients under different answers, of which one called this.
     """
     if _LOCAL.stack is not None or not isinstance(threading.current_thread(), threading._DummyThread):
         return _LOCAL.stack or ()
@@ -257,14 +250,10 @@ def _ask(args: Any, kwargs: Any, stack: Stack) -> Tensor:
             arguments = Arguments(*args, **kwargs).cast()
             plain = VanillaBackward(format_of(arguments.query.dtype))
             return Exchange(plain, read_masks=True, dropout=True).answer(arguments)
-        top = stack[-1]
+        top, beneath = stack[-1], stack[:-1]
         top.seen.calls += 1  # beforehand: a checkpointed layer ends as soon as it has what it needs again
         try:
-
-            def onward(own: Arguments | None = None) -> Tensor:
-                return _ask(args, kwargs, stack[:-1]) if own is None else _ask((), own.named, stack[:-1])
-
-            return top.answer(Arguments(*args, **kwargs), onward)
+            return top.answer(Arguments(*args, **kwargs), lambda own: _ask((own.query, own.key, own.value), own.named, beneath))
         except NumdevError:
             top.seen.calls -= 1
             raise
@@ -360,7 +349,7 @@ def _layer() -> str:
 
 
 class _Patch:
-    """The replaced name in `torch.nn.functional`, and the fused path switched off, while any interception is active."""
+    """Replaces the name in `torch.nn.functional` while any interception is active, and switches off inference's fused path."""
 
     def __init__(self) -> None:
         self._lock, self._count, self._fused = threading.Lock(), 0, True
@@ -381,8 +370,8 @@ class _Patch:
             with self._lock:
                 self._count -= 1
                 if self._count == 0:
-                    current: Any = functional.scaled_dot_product_attention
-                    if current is _replacement:  # else someone else replaced it meanwhile, and calls ours, which stays good
+                    # Else someone else replaced it meanwhile, and calls ours, which stays good
+                    if functional.scaled_dot_product_attention is _replacement:
                         functional.scaled_dot_product_attention = self.beneath
                     torch.backends.mha.set_fastpath_enabled(self._fused)
 
@@ -415,8 +404,8 @@ class Arguments:
 
     @property
     def named(self) -> dict[str, Any]:
-        """As torch's function takes them, which has no softcap."""
-        return {name: value for name, value in vars(self).items() if name != "softcap" or value is not None}
+        """Those behind the tensors that are no defaults, as torch's function takes them, which has no softcap."""
+        return {each.name: getattr(self, each.name) for each in fields(self)[3:] if getattr(self, each.name) is not each.default}
 
     def cast(self) -> Arguments:
         """Within autocast with q, k and v in its dtype: torch's function is on autocast's list. FP64 is left alone, as there."""

@@ -66,10 +66,8 @@ class Folder:
     """Images in subfolders that have their caption as name; one in ten, at least one, is held out of training.
 
     Each is cut to a square around its middle and scaled. A word of a caption is a token. There is no measure of what a made
-    picture shows, so samples have no score. `digest` is the SHA-256 of the names and of the files.
-
-    Raises:
-        BadInput: for a folder with fewer than two images.
+    picture shows, so samples have no score. `digest` is the SHA-256 of the names and of the files. Raises BadInput for a folder
+    with fewer than two images.
     """
 
     path: str = setting("", "folder with a subfolder of images for each caption, which is its name")

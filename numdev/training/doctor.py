@@ -1,11 +1,8 @@
 """Whether attention caused a loss spike: the steps before it are replayed with exact attention, and with its steps exact in turn.
 
-A loop over a doctor's batches is a loop over the user's, until the loss spikes. Then the doctor restores a checkpoint and yields
-the same batches again, once for each question, with another attention under the model: the body of the loop replays itself. What
-the body does need not be known, but all that it changes must be restored: the model, what `state` lists, and torch's random
-numbers. Whether that is all is the first question, asked with the attention that the model ran on.
-
-A `HeadLog` sees each call meanwhile, and how far its heads deviate from exact attention.
+The body of the user's loop replays itself. What it does need not be known, but all that it changes must be restored: the model,
+what `state` lists, and torch's random numbers. Whether that is all is the first question, asked with the attention that the model
+ran on. A `HeadLog` sees each call meanwhile, and how far its heads deviate from exact attention.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import pickle
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -46,8 +43,8 @@ from numdev.results.record import WINDOW, spike_limit, write_atomically
 from numdev.results.store import pack
 from numdev.training.attend import Arguments, Call, ForwardAlone, Onward, Variant, trainable
 from numdev.training.recorders import Recorder
-from numdev.training.run import moved
-from numdev.training.watch import ExactCall, policy_of
+from numdev.training.run import moved, refused
+from numdev.training.watch import ExactCall
 
 _AFTER = 5  # steps that follow a spike, and steps before it from which on a replay may spike
 _SHOWN = 5  # heads
@@ -71,6 +68,7 @@ FIGURES = {
 """Unit and meaning of what is kept of a head in a step; exact is FP64 of the same q, k, v and dO."""
 _AT_ONCE = 1 << 25  # scores, 256 MB in FP64
 Place = tuple[str, int, int]  # layer, number of the call in its step, head
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ class Diagnosis:
     first: int = 0  # the step that replays start from
     limit: float = math.nan  # above which a replay spikes
     replays: tuple[Replay, ...] = ()  # the run itself first
-    heads: tuple[Mapping[str, Any], ...] = ()  # those that err most, see `worst_heads`
+    heads: tuple[Row, ...] = ()  # those that err most, see `worst_heads`
 
     def json(self) -> bytes:
         """The file `diagnosis.json`; a number that is not finite is null."""
@@ -157,14 +155,9 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         heads: int | None = 1,
         checkpoint: int = 50,
     ) -> None:
-        numbers = {
-            "steps": len(steps) if isinstance(steps, range) else steps,
-            "every": every,
-            "heads": heads,
-            "checkpoint": checkpoint,
-        }
-        for name, value in numbers.items():
-            if not (isinstance(value, int) and value > 0) and not (name == "heads" and value is None):
+        count = len(steps) if isinstance(steps, range) else steps
+        for name, value in {"steps": count, "every": every, "heads": heads, "checkpoint": checkpoint}.items():
+            if not (isinstance(value, int) and value > 0) and (name, value) != ("heads", None):
                 raise BadInput(name, value, "give a whole number of at least 1")
         self._steps, self._interval = steps if isinstance(steps, range) else range(steps), checkpoint
         self._model, self._batches, self._attention = model, batches, attention
@@ -178,8 +171,8 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         self._log = HeadLog(model, attention, every, heads)
         self._held: list[tuple[int, Item]] = []  # the batches since the first checkpoint that is kept
         self._losses: dict[int, float] = {}
-        self._noted: tuple[float, float, bool] | None = None
-        self._looks_now = False
+        self._current = self._log  # of the replay or of the run
+        self._noted: tuple[float, bool] | None = None
         self.step, self.replay = self._steps.start, ""
         self._spike, self._limit, self._replays = -1, math.inf, list[Replay]()
         self._diagnosis: Diagnosis | None = None
@@ -193,30 +186,29 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     def note(self, loss: Tensor | float, *, spike: bool = False) -> None:
         """The loss of a step, after its gradients; `spike` asks for replays although the loss may not spike. Waits for it."""
-        place, grads = next(self._model.parameters()).device, list[Tensor]()
-        if self._looks_now:  # only the rows of a log hold the norm
-            grads = [x.grad for x in self._model.parameters() if x.grad is not None]
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise BadInput("loss", tuple(loss.shape), "give one number")
+        place = next(self._model.parameters()).device
+        grads = [x.grad for x in self._model.parameters() if self._current.looks_now and x.grad is not None]  # rows hold the norm
         values = loss, nn.utils.get_total_norm(grads) if grads else math.nan, spike
         noted = torch.stack([torch.as_tensor(x, dtype=torch.float64, device=place).detach().reshape(()) for x in values])
         if self._is_parallel:
             distributed.all_reduce(noted)
             noted /= distributed.get_world_size()
         value, norm, asked = noted.tolist()
-        self._noted = value, norm, asked > 0
+        self._current.of_step[self.step] = {"loss": value, "gradient_norm": norm}
+        self._noted = value, asked > 0
 
     def __iter__(self) -> Iterator[Item]:
         if (self.folder / "diagnosis.json").exists():
-            raise self._refused("it holds a diagnosis, which numdev doctor shows")
+            raise refused(self.folder, "it holds a diagnosis, which numdev doctor shows")
         yield from self._train()
         if self._spike < 0:
             first, last = min(self._losses), max(self._losses)
             about = f"of the first {WINDOW} steps only a loss that is not finite counts"
-            largest = max((loss for step, loss in self._losses.items() if step >= first + WINDOW), default=math.nan)
-            sentence = f"No spike in steps {first + WINDOW} to {last}: the largest loss is {largest:.3g}; {about}."
-            if last < first + WINDOW:
-                sentence = f"No loss is infinite or NaN in steps {first} to {last}: {about}."
+            sentence = f"No loss is infinite or NaN in steps {first} to {last}: {about}."
+            if later := [*self._losses.values()][WINDOW:]:
+                sentence = f"No spike in steps {first + WINDOW} to {last}: the largest loss is {max(later):.3g}; {about}."
             self._diagnosis = Diagnosis("no spike", sentence)
         else:
             left = self._saved()
@@ -230,14 +222,13 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         for number, batch in zip(self._steps, self._batches, strict=False):
             if number >= end:
                 break
-            if start is not None and number < start:
+            if number < start:
                 continue
             if number == start:  # after the batches before it, for which a shuffle may draw from torch's generator
                 saved = self._restore(self._checkpoints()[number].read_bytes())
                 if saved["batch"] != digest_of(batch):
-                    raise BadInput(
-                        "batches", number, "its batch is another than that of the run in the folder; give the same batches"
-                    )
+                    hint = "its batch is another than that of the run in the folder; give the same batches"
+                    raise BadInput("batches", number, hint)
                 self._losses = saved["losses"]
             if self._spike < 0 and (number - self._steps.start) % self._interval == 0:
                 self._keep(number, batch)
@@ -258,24 +249,18 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
     def _step(self, log: HeadLog, number: int, batch: Item) -> Generator[Item, None, tuple[float, bool]]:
         """One pass through the body of the loop; its loss, and whether replays are asked for."""
         log.step(number)
-        self.step = number
-        self._noted, self._looks_now = None, log.looks_now
-        with log.active():
+        self.step, self._current, self._noted = number, log, None
+        with nullcontext() if log.is_idle else log.active():
             yield batch
         if self._noted is None:
             raise BadInput("loss", None, "call note(loss) in each step of the loop")
-        value, norm, asked = self._noted
-        log.of_step[number] = {"loss": value, "gradient_norm": norm}
-        return value, asked
+        return self._noted
 
     def _examine(self) -> Generator[Item, None, Diagnosis]:
         """The replays; what one shows decides which follow."""
         before = [loss for number, loss in self._losses.items() if number < self._spike][-WINDOW:]
-        run, middle, limit = (
-            self._add(RUN, [self._losses[number] for number, _ in self._held]),
-            median(before or [math.nan]),
-            self._limit,
-        )
+        middle, limit = median(before or [math.nan]), self._limit
+        run = self._add(RUN, [self._losses[number] for number, _ in self._held])
         self._limit = replay_limit(before, limit, run.peak)
         if run.peak <= self._limit < math.inf:
             sentence = f"No spike at step {self._spike}: the loss, {run.peak:.3g}, is not above those before it."
@@ -347,7 +332,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
             return attention
         forward, backward = Precision.kernel(fmt), BackwardPrecision.kernel(fmt)
         if isinstance(attention, Backward):
-            forward, backward = policy_of(attention.primal), attention.precision
+            forward, backward = attention.primal.precision, attention.precision
             with suppress(BadInput):
                 return gradients_emulation_of(attention, shape, mask)
         return TiledBackward(Tiled(forward, tiling, count=False), backward, tiling, count=False)
@@ -373,7 +358,7 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
 
     def _saved(self, batch: Item | None = None) -> bytes:
         """Everything that the next step depends on, and the losses so far."""
-        random = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_available() else ())]
+        random = [torch.get_rng_state(), *torch.cuda.get_rng_state_all()]
         parts, buffer = [part.state_dict() for part in self._parts], io.BytesIO()
         grads = [x.grad for x in self._model.parameters()]  # of several steps, before the optimizer's next one
         rest = {"random": random, "run": self._run, "losses": self._losses}
@@ -384,39 +369,35 @@ class doctor(Generic[Item]):  # noqa: N801  # used as `shadow` and `capture` are
         """Go back to what was saved."""
         saved = self._loaded(data)
         if saved["run"] != self._run:
-            raise self._refused("it holds a run with other steps, checkpoints or attention")
+            raise refused(self.folder, "it holds a run with other steps, checkpoints or attention")
         try:
             for part, state in zip(self._parts, saved["parts"], strict=True):
                 part.load_state_dict(state)
         except (RuntimeError, ValueError, KeyError) as error:
-            raise self._refused(f"its checkpoint does not fit the model or the state ({str(error).splitlines()[0]})") from error
+            why = f"its checkpoint does not fit the model or the state ({str(error).splitlines()[0]})"
+            raise refused(self.folder, why) from error
         for weight, grad in zip(self._model.parameters(), saved["grads"], strict=True):
             weight.grad = None if grad is None else grad.to(weight.device)
         torch.set_rng_state(saved["random"][0])
-        if torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(saved["random"][1:])
+        torch.cuda.set_rng_state_all(saved["random"][1:])
         return saved
 
     def _loaded(self, data: bytes) -> dict[str, Any]:
         try:
             saved: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
         except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
-            raise self._refused("a checkpoint is damaged, or state holds more than tensors, numbers and text") from error
+            raise refused(self.folder, "a checkpoint is damaged, or state holds more than tensors, numbers and text") from error
         return saved
 
-    def _resumed(self) -> int | None:
-        """The step to go on from: that of the first checkpoint that every process has, if there is one."""
+    def _resumed(self) -> float:
+        """The step to go on from: that of the first checkpoint that every process has; NaN if there is none."""
         own = self._checkpoints()
         common = set.intersection(*map(set, self._gathered(set(own))))
         for step in own.keys() - common:
             own[step].unlink()
-        if not common:
-            return None
-        warnings.warn(f"doctor: goes on from step {min(common)} of {self.folder}", stacklevel=4)
-        return min(common)
-
-    def _refused(self, why: str) -> BadInput:
-        return BadInput("folder", str(self.folder), f"{why}; give another folder, or delete it")
+        if common:
+            warnings.warn(f"doctor: goes on from step {min(common)} of {self.folder}", stacklevel=4)
+        return float(min(common, default=math.nan))
 
     def _gathered(self, value: Any) -> list[Any]:
         """The value of each process."""
@@ -450,14 +431,14 @@ def replay_limit(before: Sequence[float], limit: float, peak: float) -> float:
     return middle + min(math.sqrt((limit - middle) * (peak - middle)), 10 * (limit - middle))
 
 
-def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[str, Any]]:
+def worst_heads(rows: Sequence[Row], spike: int) -> list[Row]:
     """For each head the row up to the spike in which it errs most, with its `error`; the head that errs most comes first.
 
     The error is that of O over its size, or if that is more, of dQ over the root mean square of all dQ of the step: a head that
     has hardly a gradient errs much of its own. It is infinite, and the earliest such row counts, where exact O or dQ is finite
     and that of the attention is not.
     """
-    squares, worst = defaultdict[int, list[float]](list), dict[Place, Mapping[str, Any]]()
+    squares, worst = defaultdict[int, list[float]](list), dict[Place, Row]()
     for row in rows:
         squares[row["step"]].append(row["dq_size"] ** 2)
     for row in rows:
@@ -470,9 +451,7 @@ def worst_heads(rows: Sequence[Mapping[str, Any]], spike: int) -> list[Mapping[s
     return sorted(worst.values(), key=lambda row: (-row["error"], row["step"]))
 
 
-def judged(
-    replays: Sequence[Replay], first: int, heads: Sequence[Mapping[str, Any]], usual: float, missed: str
-) -> tuple[str, str]:
+def judged(replays: Sequence[Replay], first: int, heads: Sequence[Row], usual: float, missed: str) -> tuple[str, str]:
     """Verdict and sentence; `usual` is the largest loss that is no sign of a spike, `missed` is what was not made exact."""
     run, again, nudged, exact, *rest = replays
     stays = f"with exact attention the loss stays at {said(exact.peak)}, not {said(run.peak)}"
@@ -523,10 +502,10 @@ class HeadLog(Recorder):
     ) -> None:
         super().__init__(model, read_masks=True)
         self._attention = None if attention is None else trainable(attention)
-        self._policy = policy_of(attention.primal) if isinstance(attention, (Backward, ForwardAlone)) else None
+        self._policy: Precision | None = attention.primal.precision if isinstance(attention, (Backward, ForwardAlone)) else None
         self._every, self._heads, self._exact = every, heads, exact
         self._looks: list[_Look] = []
-        self._figures: list[tuple[list[tuple[dict[str, Any], int]], Tensor]] = []  # places, and the first of their heads
+        self._figures: list[tuple[list[dict[str, Any]], Tensor]] = []  # with the places of looks
         self.of_step: dict[int, dict[str, float]] = {}
         self.last: tuple[Shape, Format, Mask]
 
@@ -537,20 +516,14 @@ class HeadLog(Recorder):
 
     @property
     def is_idle(self) -> bool:
-        """Whether the calls of this step go on by themselves."""
+        """Whether the calls of this step go on: being `active` costs some microseconds for each operation of a model."""
         return self._attention is None and self._exact is None and not self.looks_now
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """See `Interception`, which costs some microseconds for each operation of a model."""
-        with nullcontext() if self.is_idle else super().active():
-            yield
 
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         number, layer = self._call()
         replaces = self._exact is not None and self._exact[:2] == (layer, number)
         if self._attention is None and not self.looks_now and not replaces:
-            return onward()
+            return onward(arguments)
         q = arguments.query.view_as(arguments.query)  # a node of its own, whose gradient is dQ of this call alone
         arguments = replace(arguments, query=q)
         call = Call.of(arguments, self._reader)
@@ -580,7 +553,7 @@ class HeadLog(Recorder):
         tensors = {"q": of_q(call.q), "out": of_q(out)}
         tensors |= {name: x.detach()[:, first : first + count].clone() for name, x in (("k", call.k), ("v", call.v))}
         mask = call.mask.of_heads(own.start, own.stop)
-        self._looks.append(_Look(place, own.start, mask, softmax_scale(call.q, call.scale), tensors))
+        self._looks.append(_Look(place | {"head": own.start}, mask, softmax_scale(call.q, call.scale), tensors))
         if out.requires_grad and q.requires_grad:
             out.register_hook(lambda do: tensors.__setitem__("do", of_q(do)))
             q.register_hook(lambda dq: tensors.__setitem__("dq", of_q(dq)))
@@ -595,7 +568,7 @@ class HeadLog(Recorder):
             at_once = max(_AT_ONCE // scores, 1)
             for first in range(0, len(same), at_once):
                 some = same[first : first + at_once]
-                self._figures.append(([(look.place, look.first) for look in some], self._compared(some)))
+                self._figures.append(([look.place for look in some], self._compared(some)))
 
     @torch.no_grad()
     def _compared(self, looks: list[_Look]) -> Tensor:
@@ -633,19 +606,18 @@ class HeadLog(Recorder):
         self._write()
         figures, self._figures, rows = self._figures, [], list[dict[str, Any]]()
         for places, values in figures:
-            for (place, first), of_call in zip(places, values.unflatten(1, (len(places), -1)).unbind(1), strict=True):
-                for head, column in enumerate(of_call.T.tolist(), first):
+            for place, of_call in zip(places, values.unflatten(1, (len(places), -1)).unbind(1), strict=True):
+                for head, column in enumerate(of_call.T.tolist(), place["head"]):
                     step = self.of_step.get(place["step"], {})
-                    rows.append({**place, "head": head, **step, **dict(zip(FIGURES, column, strict=True))})
+                    rows.append(place | {"head": head} | step | dict(zip(FIGURES, column, strict=True)))
         return sorted(rows, key=lambda row: (row["step"], row["call"], row["head"]))
 
 
 @dataclass(frozen=True, eq=False)
 class _Look:
-    """Some heads of a call, from number `first` on: copies of its q, k, v and out, later of do and dq."""
+    """Some heads of a call, the first one at a place: copies of their q, k, v and out, later of do and dq."""
 
     place: dict[str, Any]
-    first: int
     mask: Mask
     scale: float
     tensors: dict[str, Tensor]

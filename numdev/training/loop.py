@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from torch import Tensor
 from numdev.errors import BadInput, NumdevError, Unsupported
 from numdev.results.record import Within, write_atomically
 from numdev.training.attend import Trainable, attend
-from numdev.training.run import Run, State, checksum, deterministic
+from numdev.training.run import Run, State, checksum, deterministic, refused
 from numdev.training.rung import Restart
 from numdev.training.tasks import Batch
 from numdev.training.watch import Noise, Watch, Watched
@@ -31,9 +31,9 @@ from numdev.training.watch import Noise, Watch, Watched
 CHECKPOINT, WEIGHTS = "checkpoint", "weights"  # kinds of files
 FINISHED = "trained.json"
 _CHECKPOINTS = 2  # that are kept
-_POSITION = ("key", "done", "seconds_per_step")  # fields of `Trained` that a checkpoint holds
 _READ_EVERY = {"cpu": 1, "cuda": 25}  # steps from one read of the losses to the next: each waits for the device
 _CHECKPOINT_SECONDS = 20.0  # from one checkpoint to the next, at least
+_ANOTHER = "of another configuration, version or machine"
 _REFUSALS = "deterministic", "No available kernel"  # what torch says where deterministic algorithms leave none
 
 
@@ -42,12 +42,9 @@ def train(run: Run, folder: Path, device: torch.device, report: Within | None = 
 
     A run that was killed at any moment goes on from its last checkpoint to the same final weights, bit for bit. `report` is
     called each time that the losses are read, with the steps that are done, of how many, loss and speed. Algorithms are
-    deterministic where there are such; a note says where there are none.
-
-    Raises:
-        BadInput: for a folder that holds another run.
-        Unsupported: for a model or an attention that cannot be trained as arguments.
-        StoreError: if a file cannot be written; what was written stays.
+    deterministic where there are such; a note says where there are none. Raises BadInput for a folder that holds another run,
+    Unsupported for a model or an attention that cannot be trained as arguments, and StoreError if a file cannot be written; what
+    was written stays.
     """
     key = run.key(device)
     folder.mkdir(parents=True, exist_ok=True)
@@ -96,8 +93,8 @@ class Training:
                     break
         trained, state = self._trained, self._state
         count = trained.done + bool(trained.stopped)
-        trained.losses, trained.gradient_norms = (tuple(x[:count].tolist()) for x in (state.losses, state.norms))
-        trained.watched = tuple(map(tuple, state.watched[:count].tolist()))
+        figures = (tuple(x[:count].tolist()) for x in (state.losses, state.norms, state.watched))
+        trained.losses, trained.gradient_norms, trained.watched = figures
         trained.checksum = checksum(trained.weights(max(trained.snapshots)) if trained.stopped else state.weights())
         trained.parameters = sum(x.numel() for x in state.parameters.values())
         trained.captured, trained.calls, trained.missed = state.graph is not None, state.seen.calls, state.seen.missed
@@ -153,16 +150,12 @@ class Training:
             trained.done, trained.stopped = first + place, f"the {what} not finite at step {first + place}"
 
 
-_LOST: dict[Restart, tuple[tuple[str, ...], Callable[[Tensor], Tensor]]] = {
-    Restart.LOSSY: (("weight/", "mean/", "square/"), lambda x: x.to(torch.bfloat16).to(x.dtype)),
-    Restart.WEIGHTS_ONLY: (("mean/", "square/", "updates/"), torch.zeros_like),
-}
-
-
 def left(state: dict[str, Tensor], restart: Restart) -> dict[str, Tensor]:
     """What a restart leaves of a state: weights and moments in BF16, or an optimizer that starts anew."""
-    names, changed = _LOST.get(restart, ((), torch.clone))
-    return {name: changed(x) if name.startswith(names) else x for name, x in state.items()}
+    kinds = {Restart.LOSSY: ("weight/", "mean/", "square/"), Restart.WEIGHTS_ONLY: ("mean/", "square/", "updates/")}
+    lost = {name: x for name, x in state.items() if name.startswith(kinds.get(restart, ()))}
+    is_lossy = restart is Restart.LOSSY
+    return state | {name: x.bfloat16().to(x.dtype) if is_lossy else torch.zeros_like(x) for name, x in lost.items()}
 
 
 class Damaged(NumdevError):
@@ -205,7 +198,7 @@ class Trained:
     # Likewise, before clipping; under a scaled loss one that is not finite is a step that was skipped
     gradient_norms: tuple[float, ...] = ()
     # `numdev.training.watch.FIGURES` of each step; empty where the rung is not watched
-    watched: tuple[tuple[float, ...], ...] = ()
+    watched: tuple[list[float], ...] = ()
     checksum: str = ""  # over names and FP32 bytes of the weights after the last step; of the last snapshot where it stopped
     parameters: int = 0
     stopped: str = ""
@@ -226,9 +219,9 @@ class Trained:
         except (FileNotFoundError, ValueError):
             return None
         if facts["key"] != key:
-            raise _another(folder, "a run")
+            raise refused(folder, f"it holds a run {_ANOTHER}")
         facts |= {name: tuple(value) for name, value in facts.items() if isinstance(value, list)}
-        trained = Trained(folder, **facts | {"watched": tuple(map(tuple, facts["watched"]))})
+        trained = Trained(folder, **facts)
         return trained if trained.has_all_snapshots(trained.done) else None
 
     def write(self) -> None:
@@ -258,15 +251,14 @@ class Trained:
     def write_snapshot(self, state: State) -> None:
         """Write weights and buffers after the steps that are done, in FP32, if there is to be a snapshot; raises StoreError."""
         if self.done in self.snapshot_steps:
-            held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | state.buffers()).items()}
-            seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(state.buffers())})
+            buffers = dict(state.model.named_buffers())
+            held = {name: x.float() if x.is_floating_point() else x for name, x in (state.weights() | buffers).items()}
+            seal(self.folder, WEIGHTS, self.done, held, {"buffers": sorted(buffers)})
 
     def weights(self, step: int, *, buffers: bool = False) -> dict[str, Tensor]:
         """The FP32 parameters after a step that has a snapshot; with `buffers`, what `numdev.training.run.model_of` takes.
 
-        Raises:
-            BadInput: where it has none.
-            Damaged: where its file is not whole.
+        Raises BadInput where it has none, and Damaged where its file is not whole.
         """
         paths = self.snapshots
         if step not in paths:
@@ -276,7 +268,8 @@ class Trained:
 
     def write_checkpoint(self, state: State) -> None:
         """Write a checkpoint of the steps that are done, and remove all but the last two; raises StoreError."""
-        seal(self.folder, CHECKPOINT, self.done, state.tensors(), {name: getattr(self, name) for name in _POSITION})
+        position = {"key": self.key, "done": self.done, "seconds_per_step": self.seconds_per_step}
+        seal(self.folder, CHECKPOINT, self.done, state.tensors(), position)
         self.remove_checkpoints(_CHECKPOINTS)
 
     def remove_checkpoints(self, but: int = 0) -> None:
@@ -287,8 +280,7 @@ class Trained:
     def resume(self) -> dict[str, Tensor] | None:
         """Go back to the last whole checkpoint, whose tensors are returned, or stay where there is none; what is lost is noted.
 
-        Raises:
-            BadInput: if the checkpoint is of another configuration, of other sources or of another environment.
+        Raises BadInput if the checkpoint is of another configuration, of other sources or of another environment.
         """
         for path in reversed(sealed(self.folder, CHECKPOINT).values()):
             try:
@@ -297,15 +289,10 @@ class Trained:
                 self.note(f"{error}; the run goes on from the one before it")
                 continue
             if facts["key"] != self.key:
-                raise _another(self.folder, "a checkpoint")
+                raise refused(self.folder, f"it holds a checkpoint {_ANOTHER}")
             if self.has_all_snapshots(facts["done"]):
                 vars(self).update(facts)
                 return tensors
             self.note("snapshots before the last checkpoint are missing; the run starts from the first step")
             break
         return None
-
-
-def _another(folder: Path, what: str) -> BadInput:
-    hint = f"it holds {what} of another configuration, version or machine; give another folder, or delete it"
-    return BadInput("folder", str(folder), hint)

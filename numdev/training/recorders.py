@@ -25,7 +25,6 @@ from numdev.training.watch import Beside, Inputs
 Kind = TypeVar("Kind", bound="Recorder")
 
 REFERENCE = "reference"
-_GRADIENTS = ("dq", "dk", "dv")
 _WHOLE = "model"  # the name of a model that calls attention itself, and of what runs outside of it
 
 
@@ -120,12 +119,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
         self.subjects: dict[str, Any] = {name: trainable(each) for name, each in {REFERENCE: reference, **variants}.items()}
 
     def save(self, path: Path | str) -> None:
-        """Write the rows as Parquet, whole or not at all.
-
-        Raises:
-            BadInput: where there are none.
-            StoreError: where the file cannot be written.
-        """
+        """Write the rows as Parquet, whole or not at all; raises BadInput where there are none, StoreError where it cannot."""
         if not self.rows:
             raise BadInput("rows", 0, "no call of attention was recorded; run the model within the context")
         write_atomically(Path(path), pack("shadow", self.rows))
@@ -147,8 +141,14 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
     def _record(self, place: dict[str, Any], call: Beside, results: Mapping[str, Inputs], do: Tensor | None) -> Inputs:
         """Those of the reference, in the dtype of the model; and a row for each subject, reference, output and head."""
         wide = tuple(x.detach().double() for x in (*call.leaves[REFERENCE], *(() if do is None else (do,))))
-        direction, outputs = ("forward", ("out",)) if do is None else ("backward", _GRADIENTS)
-        golden, values = _golden(wide, call.how), {name: _heads(own) for name, own in results.items()}
+        direction, outputs = ("forward", ("out",)) if do is None else ("backward", ("dq", "dk", "dv"))
+        exact: Any = Exact() if do is None else ExactBackward()
+
+        def golden_of(inputs: Inputs) -> list[list[Sample]]:
+            tensors = exact(*inputs, *call.how).tensors()
+            return _heads(tuple(tensors[output] for output in outputs))
+
+        golden, values = golden_of(wide), {name: _heads(own) for name, own in results.items()}
         for name, own in values.items():
             subject = self.subjects[name]
             rounds = subject.primal if direction == "forward" else subject
@@ -158,7 +158,7 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
                 formats = [max(fmt, model, key=lambda one: one.u) for fmt in formats]
             rounded = rounds.round_inputs(*wide)
             same = all(torch.equal(a.double(), b) for a, b in zip(rounded, wide, strict=True))
-            against = {"golden": golden, "golden_same_inputs": golden if same else _golden(rounded, call.how)}
+            against = {"golden": golden, "golden_same_inputs": golden if same else golden_of(rounded)}
             if name != REFERENCE:
                 against[REFERENCE] = values[REFERENCE]
             for reference, expected in against.items():
@@ -167,15 +167,6 @@ class shadow(Recorder):  # noqa: N801  # a context that is called as `attend` is
                         where = {"pass": direction, "output": output, "head": head, "subject": name, "reference": reference}
                         self.rows.append(place | where | compare(sample, other, fmt).metrics())
         return results[REFERENCE]
-
-
-def _golden(inputs: Inputs, how: Any) -> list[list[Sample]]:
-    """Exact O of q, k and v; with dO as well, the exact gradients."""
-    if len(inputs) == 3:
-        return _heads((Exact()(*inputs, *how).out,))
-    q, k, v, do = inputs
-    gradients = ExactBackward()(q, k, v, do, *how)
-    return _heads((gradients.dq, gradients.dk, gradients.dv))
 
 
 def _heads(results: Inputs) -> list[list[Sample]]:
@@ -234,17 +225,17 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
     def answer(self, arguments: Arguments, onward: Onward) -> Tensor:
         number, module = self._call()
         if self._chosen is not None and self._step not in self._chosen:
-            return onward()
+            return onward(arguments)
         name = module or _WHOLE
         before = self._called[name] = self._called.get(name, -1) + 1
         layer = f"{name}#{before}" if before else name
         if self._layers is not None and not {layer, number} & self._layers:
-            return onward()
-        arguments = arguments.cast()
-        q, k, v = arguments.query, arguments.key, arguments.value
+            return onward(arguments)
+        cast = arguments.cast()
+        q, k, v = cast.query, cast.key, cast.value
         mask: dict[str, Any] | str
         try:
-            call = Call.of(replace(arguments, dropout_p=0.0), self._reader)
+            call = Call.of(replace(cast, dropout_p=0.0), self._reader)
             q, k, v, bias = call.q, call.k, call.v, call.mask.bias
             mask = {name: value for name, value in vars(call.mask).items() if name not in ("bias", "dropout")}
             if bias is not None:
@@ -253,7 +244,7 @@ class capture(Recorder):  # noqa: N801  # a context that is called as `attend` i
             mask = str(error)
         self._tensors |= {f"{layer}.{letter}": _kept(x) for letter, x in (("q", q), ("k", k), ("v", v))}
         self._notes[layer] = {"call": number, "scale": arguments.scale, "mask": mask}
-        out = onward()
+        out = onward(arguments)
         if out.requires_grad:
             out.register_hook(lambda do, tensors=self._tensors: tensors.__setitem__(f"{layer}.do", _kept(do)))
         return out

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,8 +47,7 @@ class Run:
 
     def __post_init__(self) -> None:
         if self.task.batch % self.rung.ranks:
-            hint = f"give a number that divides the batch of {self.task.batch}"
-            raise BadInput("rung.ranks", self.rung.ranks, hint)
+            raise BadInput("rung.ranks", self.rung.ranks, f"give a number that divides the batch of {self.task.batch}")
         if self.half is not None and not 0 < self.half < self.task.steps:
             raise BadInput("rung.restart", self.rung.restart.value, "one step has no half; give task.steps of at least 2")
 
@@ -79,19 +79,16 @@ class Run:
             for own in rows.split(task.batch)[max(start - first, 0) :]:
                 yield {name: x[own] for name, x in whole.items()}
 
-    def share(self, batch: Batch, rank: int) -> Batch:
-        """The rows of a batch that one of the ranks computes."""
-        rows = self.task.batch // self.rung.ranks
-        return {name: x[rank * rows : (rank + 1) * rows].contiguous() for name, x in batch.items()}
-
-    def environment(self, device: torch.device) -> dict[str, str]:
-        """Everything that may change a bit of the run on a device, with what training sets itself (`deterministic`)."""
-        facts = environment(device) | of_attention(device)
-        return facts | {name: os.environ.get(name, value) for name, value in _FIXED.items() if name in facts}
-
     def key(self, device: torch.device) -> str:
-        """Of configuration, sources and environment: runs of one key have the same bits."""
-        return key_of({"run": describe(self)}, self.environment(device))
+        """Of configuration, sources and environment, with what `deterministic` sets: runs of one key have the same bits."""
+        facts = environment(device) | of_attention(device)
+        facts |= {name: os.environ.get(name, value) for name, value in _FIXED.items() if name in facts}
+        return key_of({"run": describe(self)}, facts)
+
+
+def refused(folder: Path, why: str) -> BadInput:
+    """The error of a folder that holds something else than this run."""
+    return BadInput("folder", str(folder), f"{why}; give another folder, or delete it")
 
 
 @contextmanager
@@ -101,7 +98,6 @@ def deterministic() -> Iterator[None]:
     An operation that has no deterministic algorithm raises RuntimeError.
     """
     name, cudnn = "CUBLAS_WORKSPACE_CONFIG", torch.backends.cudnn
-    fill: Any = torch.utils.deterministic  # whose one setting its type does not state
     with ExitStack() as before:
         warns = torch.is_deterministic_algorithms_warn_only_enabled()
         before.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled(), warn_only=warns)
@@ -109,7 +105,8 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
         torch.set_float32_matmul_precision(_FIXED["float32_matmul"])
         # Filling memory would write every new tensor once more.
-        for module, one in ((fill, "fill_uninitialized_memory"), (cudnn, "allow_tf32"), (cudnn, "benchmark")):
+        fill = torch.utils.deterministic, "fill_uninitialized_memory"
+        for module, one in (fill, (cudnn, "allow_tf32"), (cudnn, "benchmark")):
             before.callback(setattr, module, one, getattr(module, one))
             setattr(module, one, False)
         if name not in os.environ:
@@ -121,9 +118,8 @@ def deterministic() -> Iterator[None]:
 def initial(run: Run, device: torch.device) -> nn.Module:
     """The model of the run's seed in the dtype of its weights; `Rung.ulp` moves one away from zero by last places of FP32.
 
-    Raises:
-        Unsupported: for a model with dropout, which draws numbers that a resumed run would not draw again.
-        BadInput: where no weight can be moved.
+    Raises Unsupported for a model with dropout, whose numbers no resumed run would draw again; BadInput where no weight can be
+    moved.
     """
     model = run.task.model(run.init_seed)
     for name, part in model.named_modules():
@@ -216,9 +212,6 @@ class State:
         """The parameters, as they are; each once where a model uses one twice."""
         return {name: x.detach() for name, x in self.model.named_parameters()}
 
-    def buffers(self) -> dict[str, Tensor]:
-        return dict(self.model.named_buffers())
-
     def moments(self) -> dict[str, Tensor]:
         """`mean/<name>`, `square/<name>` and `updates/<name>` of the optimizer."""
         states = {name: self.optimizer.state[x] for name, x in self.parameters.items()}
@@ -231,12 +224,11 @@ class State:
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the next step depends on and all that was noted, by name, as it is and not copied."""
         tensors = {f"weight/{name}": x for name, x in self.weights().items()} | self.moments()
-        tensors |= {f"buffer/{name}": x for name, x in self.buffers().items()}
+        tensors |= {f"buffer/{name}": x for name, x in self.model.named_buffers()}
         if self.scale is not None:
             tensors |= {"loss/scale": self.scale.scale, "loss/clean": self.scale.clean}
         return tensors | {"history/losses": self.losses, "history/norms": self.norms, "history/watched": self.watched}
 
-    @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor]) -> None:
         """Take over the values of `tensors()`, in place, so that a captured graph reads them too."""
         for name, x in self.tensors().items():
@@ -289,8 +281,8 @@ class State:
     def _average(self, batch: Batch) -> Float[Tensor, ""]:
         """The mean loss of the ranks, and the means of their gradients in FP32: those of data-parallel processes, one by one."""
         ranks, flat = self._run.rung.ranks, list[Tensor]()
-        for rank in range(ranks):
-            parts = [self._differentiate(self._run.share(batch, rank)), *self.gradients().values()]
+        for own in zip(*(x.chunk(ranks) for x in batch.values()), strict=True):
+            parts = [self._differentiate(dict(zip(batch, own, strict=True))), *self.gradients().values()]
             flat.append(torch.cat([x.reshape(-1).float() for x in parts]))
         means = (sum(flat[1:], flat[0]) / ranks).split([part.numel() for part in parts])
         for part, mean in zip(parts, means, strict=True):

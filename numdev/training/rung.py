@@ -128,8 +128,7 @@ class Reference:
 
         if not isinstance(variant, Rung):  # options of every operation lie in one group
             raise BadInput("baseline", "reference", "it is a run of numdev train; choose a baseline of the operation")
-        numerics = self.numerics or variant.numerics
-        assert numerics is not None
+        numerics: Any = self.numerics or variant.numerics
         attention = (RoundedBackward if self.exact else VanillaBackward)(Format.parse(numerics.format))
         return Rung(attention, numerics, watch=variant.watch, seed=variant.seed)
 

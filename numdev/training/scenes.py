@@ -47,8 +47,6 @@ RELATIONS = {"left of": (-1, 0), "right of": (1, 0), "above": (0, -1), "below": 
 _CONVERSE = {"right of": "left of", "below": "above"}
 WORDS = ("a", *SIZES, *COLOURS, *SHAPES, *dict.fromkeys(" ".join(RELATIONS).split()))
 """All words of the grammar; the token of a word is its place, from 2 on."""
-TOKENS = len(WORDS) + 2  # different tokens; 1 is of no word, and stays: the initial weights of a model depend on their number
-LENGTH = 16  # tokens of a caption: the longest has 10 words; a multiple of what tensor cores take
 
 
 class Thing(NamedTuple):
@@ -98,8 +96,8 @@ def scenes() -> dict[str, Scene]:
 class Scenes:
     """Rendered scenes without end; a quarter shows one thing, the others two."""
 
-    tokens: ClassVar[int] = TOKENS
-    length: ClassVar[int] = LENGTH
+    tokens: ClassVar[int] = len(WORDS) + 2  # 1 is of no word, and stays: the initial weights of a model depend on the number
+    length: ClassVar[int] = 16  # tokens of a caption: the longest has 10 words; a multiple of what tensor cores take
     spread: float = setting(0.2, "how much places and sizes vary, from 0 to 1")
 
     def __post_init__(self) -> None:
@@ -138,7 +136,7 @@ def _table() -> SimpleNamespace:
     away = np.array([RELATIONS.get(scene.relation, (0, 0)) for scene in every])
     return SimpleNamespace(
         captions=tuple(scenes()),
-        tokens=torch.tensor([([token[word] for word in one.caption.split()] + [NULL] * LENGTH)[:LENGTH] for one in every]),
+        tokens=torch.tensor([[*map(token.get, one.caption.split()), *[NULL] * Scenes.length][: Scenes.length] for one in every]),
         held_out=np.array([scene.is_held_out for scene in every]),
         things=things,
         away=np.stack([away, -away], axis=1).astype(np.float32),

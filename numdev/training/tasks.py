@@ -11,13 +11,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import wrap_torch_function
 
 from numdev.errors import BadInput
 from numdev.settings import setting
@@ -29,13 +29,10 @@ Batch = dict[str, Tensor]  # named tensors on the CPU, FP32 or int64, of one len
 
 @dataclass(frozen=True)
 class Samples:
-    """The work of a trained model on held-out data: maybe pictures [captions, 3, height, width] in [-1, 1].
+    """The work of a trained model on held-out data."""
 
-    `score` is the share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure.
-    """
-
-    score: float
-    pictures: Tensor | None = None
+    score: float  # the share in [0, 1] that is right, as the task measures it; NaN where the data offers no measure
+    pictures: Float[Tensor, "captions 3 height width"] | None = None  # in [-1, 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +102,7 @@ class Task(ABC):
         return self.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
 
 
-_Model = TypeVar("_Model", bound=nn.Module)
-
-
-def seeded(make: Callable[[], _Model], seed: int) -> _Model:
+def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
     """A module whose initial weights depend on the seed alone; the caller's random state is left as it was."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
@@ -163,8 +157,7 @@ class TextToImage(Task):
         self.data.held_out(1, self.picture)  # raises BadInput for an image that cannot be read, before anything is trained
 
     def model(self, seed: int) -> nn.Module:
-        sizes = (self.picture, self.patch, self.width, self.depth, self.heads, self.data.tokens, self.data.length)
-        return seeded(lambda: DiffusionTransformer(*sizes, qk_norm=self.qk_norm), seed)
+        return seeded(lambda: DiffusionTransformer(self), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:
         """Pictures, tokens of captions (a share `dropped` of them all NULL), noise and times."""
@@ -234,8 +227,7 @@ class Language(Task):
         self.data.ready(self.length + 1)
 
     def model(self, seed: int) -> nn.Module:
-        sizes = (_BYTES, self.length, self.width, self.depth, self.heads)
-        return seeded(lambda: LanguageModel(*sizes, qk_norm=self.qk_norm, experts=self.experts), seed)
+        return seeded(lambda: LanguageModel(self), seed)
 
     def batch_of(self, step: int, seed: int) -> Batch:
         return {"tokens": self.data.drawn(step, seed, self.batch, self.length + 1)}
@@ -297,15 +289,14 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+@wrap_torch_function(lambda x, w, k: (x, w))
 def route(x: Float[Tensor, "*batch width"], w: Float[Tensor, "experts width"], k: int) -> Float[Tensor, "*batch experts"]:
     """Softmax of `x w^T` over the k experts of a token that score highest, 0 for others (Shazeer et al. 2017, section 2.1)."""
-    if has_torch_function((x, w)):
-        routed: Tensor = handle_torch_function(route, (x, w), x, w, k)
-        return routed
     top, places = _wide(x @ w.T).topk(k, -1)
     return x.new_zeros(*x.shape[:-1], len(w)).scatter(-1, places, top.softmax(-1).to(x.dtype))
 
 
+@wrap_torch_function(lambda *inputs: inputs)
 def scan(
     q: Float[Tensor, "heads tokens key"],
     k: Float[Tensor, "heads tokens key"],
@@ -317,9 +308,6 @@ def scan(
 
     a_t = exp(g_t) (Yang et al. 2024, arXiv 2412.06464, section 3.1).
     """
-    if has_torch_function((q, k, v, g, beta)):
-        o: Tensor = handle_torch_function(scan, (q, k, v, g, beta), q, k, v, g, beta)
-        return o
     state, a, outputs = q.new_zeros(len(q), q.shape[-1], v.shape[-1]), g.exp()[..., None, None], list[Tensor]()
     for t in range(q.shape[1]):
         state = a[:, t] * state
@@ -366,31 +354,26 @@ class Experts(nn.Module):
 class LanguageModel(nn.Module):
     """Pre-norm blocks of causal self-attention and an MLP, with learned positions (Radford et al. 2019).
 
-    `vocabulary` is the number of different tokens, `length` the most of a sequence, `depth` the number of blocks. With `experts`
-    the first block has the gated delta rule in place of attention, and the second so many experts in place of its MLP.
+    With `experts` the first block has the gated delta rule in place of attention, and the second so many experts in place of its
+    MLP.
     """
 
-    def __init__(
-        self, vocabulary: int, length: int, width: int, depth: int, heads: int, *, qk_norm: bool = True, experts: int = 0
-    ) -> None:
+    def __init__(self, task: Language) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.places = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.tokens = nn.Embedding(_BYTES, task.width)
+        self.places = nn.Parameter(torch.randn(task.length, task.width) * 0.02)
         nn.init.normal_(self.tokens.weight, std=0.02)
-        self.blocks = nn.ModuleList(_CausalBlock(width, heads, qk_norm=qk_norm) for _ in range(depth))
-        if experts:
-            self.blocks[0].attention = DeltaRule(width, heads)
-            self.blocks[1].mlp = Experts(width, experts)
-        self.norm = RootMeanSquare(width)
-        self.out = nn.Linear(width, vocabulary, bias=False)
+        self.blocks = nn.Sequential(*(_CausalBlock(task) for _ in range(task.depth)))
+        if task.experts:
+            self.blocks[0].attention = DeltaRule(task.width, task.heads)
+            self.blocks[1].mlp = Experts(task.width, task.experts)
+        self.norm = RootMeanSquare(task.width)
+        self.out = nn.Linear(task.width, _BYTES, bias=False)
         nn.init.zeros_(self.out.weight)
 
     def hidden(self, tokens: Int[Tensor, "batch tokens"]) -> Tokens:
         """The input of the head."""
-        x = self.tokens(tokens) + self.places[: tokens.shape[1]]
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x)
+        return self.norm(self.blocks(self.tokens(tokens) + self.places[: tokens.shape[1]]))
 
     def forward(self, tokens: Int[Tensor, "batch tokens"]) -> Float32[Tensor, "batch tokens vocabulary"]:
         """Logits of the token behind each; before training all are 0."""
@@ -398,11 +381,11 @@ class LanguageModel(nn.Module):
 
 
 class _CausalBlock(nn.Module):
-    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+    def __init__(self, task: Language) -> None:
         super().__init__()
-        self.attention_norm, self.mlp_norm = RootMeanSquare(width), RootMeanSquare(width)
-        self.attention = Attention(width, heads, qk_norm=qk_norm, causal=True)
-        self.mlp = _mlp(width)
+        self.attention_norm, self.mlp_norm = RootMeanSquare(task.width), RootMeanSquare(task.width)
+        self.attention = Attention(task.width, task.heads, qk_norm=task.qk_norm, causal=True)
+        self.mlp = _mlp(task.width)
 
     def forward(self, x: Tokens) -> Tokens:
         x = x + self.attention(self.attention_norm(x))
@@ -425,23 +408,20 @@ class DiffusionTransformer(nn.Module):
 
     There is no host synchronisation and no shape that depends on data, so a CUDA graph can capture a step. Under autocast and
     with weights of a narrower dtype the picture is returned in FP32.
-
-    `picture` is a height in pixels, `patch` that of what becomes a token, and `length` the number of tokens of a caption.
     """
 
-    def __init__(
-        self, picture: int, patch: int, width: int, depth: int, heads: int, vocabulary: int, length: int, *, qk_norm: bool = True
-    ) -> None:
+    def __init__(self, task: TextToImage) -> None:
         super().__init__()
-        self.patch, self.across = patch, picture // patch
-        pixels = 3 * patch * patch
+        self.patch, self.across = task.patch, task.picture // task.patch
+        width, pixels = task.width, 3 * task.patch * task.patch
         self.into = nn.Linear(pixels, width)
         self.places = nn.Parameter(_waves_of_places(self.across, width))
-        self.words = nn.Embedding(vocabulary, _WORD)
-        self.order = nn.Parameter(torch.randn(length, _WORD) * 0.5)
-        self.caption = nn.Linear(length * _WORD, width)
+        self.words = nn.Embedding(task.data.tokens, _WORD)
+        self.order = nn.Parameter(torch.randn(task.data.length, _WORD) * 0.5)
+        self.caption = nn.Linear(task.data.length * _WORD, width)
         self.time = nn.Sequential(nn.Linear(_WAVES, width), nn.SiLU(), nn.Linear(width, width))
-        self.blocks = nn.ModuleList(Block(width, heads, qk_norm=qk_norm) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(task) for _ in range(task.depth))
+        self.norm = nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
         self.modulation = _zero(nn.Linear(width, 2 * width))
         self.out = _zero(nn.Linear(width, pixels))
 
@@ -453,26 +433,27 @@ class DiffusionTransformer(nn.Module):
         for block in self.blocks:
             x = block(x, words, state)
         shift, scale = self.modulation(state)[:, None].chunk(2, dim=-1)
-        x = self.out(_normal(x) * (1 + scale) + shift).float().reshape(-1, n, n, 3, p, p)
+        x = self.out(self.norm(x) * (1 + scale) + shift).float().reshape(-1, n, n, 3, p, p)
         return x.permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, n * p, n * p)
 
 
 class Block(nn.Module):
     """Self-attention, cross-attention to the caption, and an MLP, each added to what comes in; starts as the identity."""
 
-    def __init__(self, width: int, heads: int, *, qk_norm: bool) -> None:
+    def __init__(self, task: TextToImage) -> None:
         super().__init__()
-        self.modulation = _zero(nn.Linear(width, 6 * width))
-        self.attention = Attention(width, heads, qk_norm=qk_norm)
-        self.cross = Attention(width, heads, context=_WORD, qk_norm=qk_norm)
+        self.norm = nn.LayerNorm(task.width, eps=1e-6, elementwise_affine=False)
+        self.modulation = _zero(nn.Linear(task.width, 6 * task.width))
+        self.attention = Attention(task.width, task.heads, qk_norm=task.qk_norm)
+        self.cross = Attention(task.width, task.heads, context=_WORD, qk_norm=task.qk_norm)
         _zero(self.cross.out)
-        self.mlp = _mlp(width)
+        self.mlp = _mlp(task.width)
 
     def forward(self, x: Tokens, words: Float[Tensor, "batch length word"], state: Float[Tensor, "batch width"]) -> Tokens:
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(state)[:, None].chunk(6, dim=-1)
-        x = x + gate * self.attention(_normal(x) * (1 + scale) + shift)
-        x = x + self.cross(_normal(x), words)
-        return x + mlp_gate * self.mlp(_normal(x) * (1 + mlp_scale) + mlp_shift)
+        x = x + gate * self.attention(self.norm(x) * (1 + scale) + shift)
+        x = x + self.cross(self.norm(x), words)
+        return x + mlp_gate * self.mlp(self.norm(x) * (1 + mlp_scale) + mlp_shift)
 
 
 def waves(time: Times) -> Float[Tensor, "batch waves"]:
@@ -491,14 +472,8 @@ def _waves_of_places(across: int, width: int) -> Float[Tensor, "tokens width"]:
     """
     quarter = width // 4
     frequencies = torch.exp(-math.log(100) / quarter * torch.arange(quarter))
-    angles = torch.arange(across)[:, None] * frequencies
-    along = torch.cat([angles.sin(), angles.cos()], dim=-1)
-    rows, columns = along[:, None].expand(-1, across, -1), along[None].expand(across, -1, -1)
-    return torch.cat([rows, columns], dim=-1).reshape(across * across, -1).clone()
-
-
-def _normal(x: Tensor) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], eps=1e-6)
+    angles = torch.cartesian_prod(torch.arange(across), torch.arange(across))[..., None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
 def _zero(linear: nn.Linear) -> nn.Linear:
@@ -523,8 +498,7 @@ def flow_loss(
     rest. The minimum is the same at every weight: the mean of X_1 over all that pass X_t at t. Mean over batch and pixels.
     """
     t = time.reshape(-1, *[1] * (noise.dim() - 1))
-    predicted = picture_of(torch.lerp(noise, picture, t.expand_as(noise)), time)
-    return (predicted.float() - picture).square().mean()
+    return (picture_of(torch.lerp(noise, picture, t.expand_as(noise)), time).float() - picture).square().mean()
 
 
 def flowed(picture_of: Prediction, noise: Float[Tensor, "batch ..."], steps: int) -> Float[Tensor, "batch ..."]:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from numdev.attention.base import Attention, Backward, Gradients, Implementation, group_heads, softmax_scale
+from numdev.attention.base import Backward, Gradients, group_heads, softmax_scale
 from numdev.attention.differentiable import rounded_once, uncast
 from numdev.attention.mask import Mask
 from numdev.attention.precision import Precision
@@ -37,6 +37,7 @@ FIGURES = {
 }
 """Unit and meaning of each figure of a step, in the order of `Watch.row`."""
 
+Inputs = tuple[Tensor, ...]
 _SUMS = ("logit", "tied", "rows", "deviation", "error", "out", "biased", "delta", "dq_error", "dq")
 
 
@@ -61,32 +62,25 @@ class Watch:
         relative, bias, dq = of["error"] / of["out"], of["biased"] / of["delta"], of["dq_error"] / of["dq"]
         return torch.stack((of["logit"], of["tied"] / of["rows"], of["deviation"], relative.sqrt(), bias, dq.sqrt()))
 
-    @torch.no_grad()
     def forward(self, exact: ExactCall, s: Tensor, out: Tensor) -> None:
         """Note the scores of a call, in the format of S, and how far its O deviates."""
         error, tied = exact.grouped(out).sub(exact.out), exact.tied(s)
-        self._largest("logit", exact.without(s, 0.0))
-        self._largest("deviation", error)
-        self._add(tied=tied.sum(), rows=float(tied.numel()), error=error.square().sum(), out=exact.out.square().sum())
+        self._add(torch.maximum, logit=exact.without(s, 0.0).abs().amax(), deviation=error.abs().amax())
+        self._add(tied=tied.sum(), rows=tied.numel(), error=error.square().sum(), out=exact.out.square().sum())
 
-    @torch.no_grad()
     def delta(self, exact: ExactCall, gradients: Gradients) -> None:
         """Note the error of the delta of a call."""
         if gradients.delta is not None:
             error = exact.grouped(gradients.delta[..., None]).sub(exact.delta)
             self._add(biased=error.sum(), delta=exact.delta.abs().sum())
 
-    @torch.no_grad()
     def dq(self, exact: ExactCall, dq: Tensor) -> None:
         """Note how far the dQ of a call deviates."""
         self._add(dq_error=exact.grouped(dq).sub(exact.dq).square().sum(), dq=exact.dq.square().sum())
 
-    def _largest(self, name: str, x: Tensor) -> None:
-        self._of[name].copy_(torch.maximum(self._of[name], x.abs().amax().double()))
-
-    def _add(self, **totals: Tensor | float) -> None:
-        for name, total in totals.items():
-            self._of[name].add_(total)
+    def _add(self, joined: Callable[[Tensor, Any], Tensor] = torch.add, **figures: Tensor | int) -> None:
+        for name, x in figures.items():
+            self._of[name].copy_(joined(self._of[name], x))
 
 
 @dataclass(frozen=True)
@@ -107,18 +101,12 @@ class Watched:
             exact = ExactCall((q, k, v), mask, softmax_scale(q, scale))
         out = self.attention.attend(q, k, v, mask, scale, partial(self.watch.delta, exact))
         with torch.no_grad(), uncast(q):
-            self.watch.forward(exact, exact.scores(q, k, policy_of(self.attention.primal)), out)
+            self.watch.forward(exact, exact.scores(q, k, self.attention.primal.precision), out)
         if out.requires_grad:
             out.register_hook(exact.take)
         if q.requires_grad:
             q.register_hook(partial(self.watch.dq, exact))
         return out
-
-
-def policy_of(forward: Attention) -> Precision:
-    """The policy of a forward pass; one without is taken for a kernel, which holds S in FP32."""
-    policy: Precision = forward.precision if isinstance(forward, Implementation) else Precision.kernel(forward.format)
-    return policy
 
 
 class ExactCall:
@@ -153,7 +141,6 @@ class ExactCall:
         s = steps.scores(q, k.mT, self._factor, self._cap)
         return steps.raised(s, self._cap, None if self._bias is None else self._bias.to(policy.carrier))
 
-    @torch.no_grad()
     def take(self, do: Tensor) -> None:
         """The gradient of O, of which the others follow."""
         do = self.grouped(do)
@@ -176,9 +163,6 @@ class ExactCall:
     def grouped(self, x: Tensor) -> Tensor:
         """A tensor of the call in FP64, as those of this class are."""
         return group_heads(x.detach().double(), self._kv_heads)
-
-
-Inputs = tuple[Tensor, ...]
 
 
 @dataclass(eq=False)

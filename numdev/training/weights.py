@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 import torch
 from filelock import FileLock, Timeout
@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from numdev.attention.operation import environment, settings_of, texts, texts_of
 from numdev.errors import BadInput
-from numdev.measurement.metrics import wasserstein
+from numdev.measurement.metrics import Sample, distance
 from numdev.measurement.operation import Operation, Output
 from numdev.measurement.runner import Context, Findings, Kind, Point
 from numdev.results.record import Column, Use, write_atomically
@@ -52,27 +52,23 @@ while both still resemble a common start. `change_cosine` sees whether both lear
 """
 
 
-Weights: TypeAlias = Float[Tensor, "*shape"]
-
-
-def weight_deviation(weights: Weights, reference: Weights, start: Weights, reference_start: Weights) -> dict[str, float]:
-    """`METRICS` of two tensors with their initial values, on their device, in FP64; NaN where one is not finite.
+def weight_deviation(*tensors: Float[Tensor, "*shape"]) -> dict[str, float]:
+    """`METRICS` of weights, those of a reference and the initial values of both, on their device, in FP64; NaN if not finite.
 
     Raises BadInput for a tensor without elements.
     """
-    if weights.numel() == 0:
-        raise BadInput("weights", tuple(weights.shape), "give a tensor that holds something")
-    w, w0, i, i0 = (x.detach().reshape(-1).double() for x in (weights, reference, start, reference_start))
-    if not bool((w.isfinite() & w0.isfinite()).all()):
+    w, w0, i, i0 = map(Sample, tensors)
+    if w.values.numel() == 0:
+        raise BadInput("weights", tuple(w.shape), "give a tensor that holds something")
+    if not (w.is_finite and w0.is_finite):
         return dict.fromkeys(METRICS, math.nan)
-    difference = w - w0
-    norm, size = float(difference.norm()), float(w0.norm())
+    difference = Sample(w.values - w0.values)
     return {
-        "max_difference": float(difference.abs().max()),
-        "wasserstein": wasserstein(weights.reshape(-1), reference.reshape(-1)),
-        "relative_frobenius": norm / size if size else (0.0 if norm == 0 else math.inf),
-        "cosine": _cosine(w, w0),
-        "change_cosine": _cosine(w - i, w0 - i0),
+        "max_difference": difference.largest,
+        "wasserstein": distance(w, w0),
+        "relative_frobenius": difference.norm.over(w0.norm),
+        "cosine": _cosine(w.values, w0.values),
+        "change_cosine": _cosine(w.values - i.values, w0.values - i0.values),
     }
 
 
@@ -229,10 +225,15 @@ class WeightsOverTraining(Kind):
                 run, reference = (Run(point.problem, replace(rung, seed=seed)) for rung in (point.variant, point.baseline))
                 ours = finished(run, f"replicate {seed}", folder, context)
                 theirs = finished(reference, f"reference of replicate {seed}", folder, context)
-                rows = {WEIGHTS: _weights(ours, theirs, context.device), LOSS: _losses(ours, theirs), RUN: [_run(ours, theirs)]}
+                rows = {WEIGHTS: _weights(ours, theirs, context.device), RUN: [_run(ours, theirs)]}
+                losses, norms = (ours.losses, theirs.losses), (ours.gradient_norms, theirs.gradient_norms)
+                rows[LOSS] = _by_step(TABLES[LOSS], shown(len(ours.losses)), *losses, *norms)
+                if WATCH in tables:
+                    figures = ours.losses, ours.gradient_norms, *zip(*ours.watched, strict=True)
+                    rows[WATCH] = _by_step(WATCHED, range(1, len(ours.losses) + 1), *figures)
                 for name in tables:
-                    tables[name] += ({"seed": seed} | row for row in (rows | {WATCH: _watched(ours)})[name])
-                if reason := _stopped(ours, theirs):
+                    tables[name] += ({"seed": seed} | row for row in rows[name])
+                if reason := rows[RUN][0]["stopped"]:
                     stopped.append(f"replicate {seed}: {reason}")
         return Findings(tables, nonfinite="; ".join(stopped))
 
@@ -247,19 +248,10 @@ def _weights(ours: Trained, theirs: Trained, device: torch.device) -> list[dict[
     ]
 
 
-def _losses(ours: Trained, theirs: Trained) -> list[dict[str, Any]]:
-    """Losses and norms of gradients by step; NaN of a reference that stopped before."""
-    lists = ours.losses, theirs.losses, ours.gradient_norms, theirs.gradient_norms
-    names = [column.name for column in TABLES[LOSS][2:]]
-    steps = list(zip_longest(*lists, fillvalue=math.nan))[: len(ours.losses)]
-    return [{"step": step} | dict(zip(names, steps[step - 1], strict=True)) for step in shown(len(steps))]
-
-
-def _watched(trained: Trained) -> list[dict[str, Any]]:
-    """The figures of attention in every step, beside its loss; none of a rung that is not watched."""
-    names = [column.name for column in WATCHED[1:]]
-    steps = enumerate(zip(trained.losses, trained.gradient_norms, trained.watched, strict=False), start=1)
-    return [dict(zip(names, (step, loss, norm, *row), strict=True)) for step, (loss, norm, row) in steps]
+def _by_step(columns: tuple[Column, ...], steps: Iterable[int], *lists: tuple[float, ...]) -> list[dict[str, Any]]:
+    """The rows of a table for some steps, of a list for each of its figures; NaN of a reference that stopped before."""
+    names, figures = [column.name for column in columns[2:]], list(zip_longest(*lists, fillvalue=math.nan))
+    return [{"step": step} | dict(zip(names, figures[step - 1], strict=True)) for step in steps]
 
 
 def shown(steps: int) -> list[int]:
@@ -270,20 +262,15 @@ def shown(steps: int) -> list[int]:
 
 def _run(ours: Trained, theirs: Trained) -> dict[str, Any]:
     values = vars(ours) | {_BASELINE + name: value for name, value in vars(theirs).items()}
+    ends = [(who, one) for who, one in (("the run", ours), ("its reference", theirs)) if one.stopped]
     values |= {
         "steps_done": ours.done,
         "same_bits": int(ours.checksum == theirs.checksum),
         "samples": f"{ours.folder.parent.name}/{ours.folder.name}/{SAMPLES}" if ours.pictures else "",
-        "stopped": _stopped(ours, theirs),
+        "stopped": "; ".join(f"{who} stopped after step {one.done} of {one.steps}, {one.stopped}" for who, one in ends),
         "notes": "; ".join(ours.notes),
     }
     return {column.name: values[column.name] for column in TABLES[RUN][1:]}
-
-
-def _stopped(ours: Trained, theirs: Trained) -> str:
-    """Which of the two ended before its last step, and why; empty where none did."""
-    ends = {"the run": ours, "its reference": theirs}.items()
-    return "; ".join(f"{who} stopped after step {one.done} of {one.steps}, {one.stopped}" for who, one in ends if one.stopped)
 
 
 _PICTURES, _ACROSS, _ENLARGED = 32, 8, 3  # pictures, pictures in a row, pixels for one

@@ -71,10 +71,7 @@ def test_a_run_goes_on_where_it_was_left(order: int, start: int) -> None:
     assert equal(list(whole.batches(start)), list(whole.batches())[start:])
 
 
-def test_ranks_share_a_batch_without_gap_or_overlap_and_one_step_has_one_batch() -> None:
-    ours = Run(Toy(), Rung(VANILLA, ranks=4))
-    batch = next(ours.batches())
-    assert equal([{"x": torch.cat([ours.share(batch, rank)["x"] for rank in range(4)])}], [batch])
+def test_one_step_has_one_batch() -> None:
     one = run(Toy(1, 4), 1)
     assert [rows(batch) for batch in one.batches()] == [rows(one.task.batch_of(0, 3))]
 

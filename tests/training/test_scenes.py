@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from numdev.training.scenes import COLOURS, RELATIONS, TOKENS, Scene, Scenes, Thing, picture_of, scenes
+from numdev.training.scenes import COLOURS, RELATIONS, Scene, Scenes, Thing, picture_of, scenes
 
 DATA = Scenes(1.0)
 RED = Thing("small", "red", "circle")
@@ -30,7 +30,7 @@ def test_every_scene_has_its_own_caption_and_tokens() -> None:
     assert len(scenes()) == 36 + 36 * 4 * 36
     drawn = DATA.drawn(0, 0, 4096, 4)
     assert len({*map(tuple, drawn.tokens.tolist())}) == len(set(drawn.captions))
-    assert set(drawn.tokens.unique().tolist()) == {0, *range(2, TOKENS)}
+    assert set(drawn.tokens.unique().tolist()) == {0, *range(2, Scenes.tokens)}
 
 
 @pytest.mark.parametrize("relation", RELATIONS)

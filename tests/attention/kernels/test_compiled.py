@@ -52,7 +52,7 @@ HOPPER = (
     (128, 128, True, False, True, True, False, None, None),
     *((dim, 128, True, True, True, True, True, None, None) for dim in (64, 128)),
     *((256, 128, True, windowed, True, True, True, None, None) for windowed in (False, True)),
-    (64, 128, True, False, False, True, False, 1, None),
+    *((64, br, True, False, False, True, False, 1, None) for br in (128, 192)),
     (128, 128, True, False, False, True, False, 1, None),
     (256, 128, True, False, False, True, False, 0, None),
     (128, 128, True, False, False, True, False, 1, (0, 0, 0)),
@@ -204,7 +204,7 @@ def hopper(
     padded: bool,
     promotion: int | None,
     blocks: tuple[int, int, int] | None,
-    split: tuple[int, bool] = (0, False),
+    split: tuple[int, bool] | None = None,
 ) -> list[dict[str, Any]]:
     """The forward kernel for Hopper GPUs."""
     from triton.experimental.gluon import language as gl
@@ -217,9 +217,11 @@ def hopper(
     sizes, own = (shape.bc, dim, shape.groups, shape.stages), (promotion, 8) if narrow else ()
     own = (*own, True, *blocks) if blocks else own
     flags = causal, windowed, unaligned, masked, padded
-    code = forward.Code(*sizes, dtype, *flags, shape.registers, 0.0, *own)._replace(split=split[0], parts=split[1])
+    code = forward.Code(*sizes, dtype, *flags, shape.registers, 0.0, *own)
+    if split:
+        code = code._replace(split=split[0], parts=split[1])
     values: dict[str, Any] = {"CODE": code, **({} if blocks else {"scales": None})}
-    values |= {} if split[1] else {"states": None, "sums": None}
+    values |= {} if code.parts else {"states": None, "sums": None}
     rows, keys, values_ = descriptor(dtype, 64, dim), descriptor(dtype, shape.bc, dim), descriptor(dtype, shape.bc, dim)
     if narrow:
         made = host._groups(1, shape.bc, dim)(torch.empty(0))
@@ -235,9 +237,9 @@ def hopper(
         "scale": "fp32",
         **dict.fromkeys(("scales", "states", "sums"), "*fp32"),
     }
-    kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4, "enable_fp_fusion": not split[0]})
+    kernel = compile_for(forward.attention, values, types, 90, {"num_warps": 4, "enable_fp_fusion": not split})
     return [
-        {"dim": dim, "br": br, "windowed": windowed, "promotion": promotion or 0, "scaled": blocks is not None}
+        {"dim": dim, "br": br, "windowed": windowed, "promotion": promotion or 0, "scaled": blocks is not None, "split": split}
         | needs(kernel, 90)
     ]
 
@@ -378,14 +380,14 @@ def test_the_kernels_of_operations_compile_without_spills() -> None:
 
 @pytest.mark.parametrize("kind", ["hopper", "hopper_backward", "hopper_wide"])
 def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_in_flight(kind: str) -> None:
-    """Forward, an unaligned limit at d = 256, a window, and a second sum of P V leave a few scalars in memory: none of S, P or O.
+    """Forward, d = 256, a window, splits and a second sum of P V leave a few scalars in memory: none of S, P or O.
 
     Backward, a few addresses and counts of the walk are in memory: the least of the matrices are 64 numbers of a thread. At
     d = 256 it is the addresses, and of dK the LSE and delta of a block.
     """
     for kernel in in_a_process(kind):
         backward = {"hopper_backward": 4 * 64 - 1, "hopper_wide": 4 * 96 - 1}
-        scalars = (kernel["dim"] == 256) + bool(kernel.get("promotion") or kernel.get("windowed"))
+        scalars = (kernel["dim"] == 256) + any(kernel.get(name) for name in ("promotion", "windowed", "split"))
         most = backward[kind] if kind in backward else 32 * scalars
         assert kernel["stack"] <= most, kernel
         assert not kernel["warnings"], kernel

@@ -132,10 +132,8 @@ class Setting:
         o_before: layout in shared memory of O between two splits.
     """
 
-    __annotations__ = dict.fromkeys(
-        (*Code._fields, "narrow", "sets", "halves", "turns", "joins", "cast", "s", "o", "p", "row", "o_row", "o_column", "o_before"),
-        gl.constexpr,
-    )
+    _derived = ("narrow", "sets", "halves", "turns", "joins", "cast", "s", "o", "p", "row", "o_row", "o_column", "o_before")
+    __annotations__ = dict.fromkeys((*Code._fields, *_derived), gl.constexpr)
 
     @gluon.constexpr_function
     def __init__(self, code):

@@ -145,7 +145,7 @@ def forward(
         if narrow.inputs is not None:
             prepare = quantiser.plan(q, k, v, narrow.inputs, lengths)
             q = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device="meta")
-    br = br or pinned_br(head_dim, mask, queries, keys, narrow=narrow is not None)
+    br = br or pinned_br(head_dim, mask, queries, keys)
     block = (SHAPES if narrow is None else NARROW)[head_dim, br]
     bc, group, shape, dtype = block.bc, heads // kv_heads, q.shape, q.dtype
     limits, split, processors = Limits.of(mask, queries, keys), (split_size or 0) // bc, device_of(device).multiprocessors

@@ -63,7 +63,7 @@ SHAPES = {
 
 
 # For E4M3; at d = 256 there are no registers for a promoted sum beside that of the tensor cores.
-NARROW = {(64, 128): Shape(2, 2, 240), (128, 128): Shape(2, 2, 240), (256, 128): Shape(2, 3, 240, 64)}
+NARROW = SHAPES | {(256, 128): Shape(2, 3, 240, 64)}
 
 
 def keys_of_block(head_dim: int) -> int:
@@ -71,11 +71,11 @@ def keys_of_block(head_dim: int) -> int:
     return SHAPES[head_dim, 128].bc if head_dim in (64, 128, 256) else 128
 
 
-def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int, *, narrow: bool = False) -> int:
-    """`Br` if none is set: 192 at d = 64, but 128 for short or unaligned causal problems, at larger d and for 8 bits."""
+def pinned_br(head_dim: int, mask: Mask, queries: int, keys: int) -> int:
+    """`Br` if none is set: 192 at d = 64, but 128 for short or unaligned causal problems, and at larger d."""
     limits = Limits.of(mask, queries, keys)
     slow = limits.limited and (keys < _SHORT or limits.is_unaligned)
-    return 192 if head_dim == 64 and not (slow or narrow) else 128
+    return 192 if head_dim == 64 and not slow else 128
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,7 @@ def _tile_refusal(settings: Any, head_dim: int, narrow: bool) -> str | None:
     if settings.bc not in (None, bc := keys_of_block(head_dim)):
         return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
     if (head_dim, settings.br or 128) not in (NARROW if narrow else SHAPES):
-        return f"its Br is 128, or of 16 bits 192 at d = 64, not {settings.br}"
+        return f"its Br is 128, or 192 at d = 64, not {settings.br}"
     if narrow and head_dim == 256 and settings.promotion:
         return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
     if (size := settings.split_size) and (size % bc or head_dim == 256):

@@ -86,23 +86,27 @@ def pass_turn_on(at):
 
 @gluon.jit
 def below(x, i, limit):
-    """x where `i < limit`, else minus infinity: two instructions a number. The compiler would pack comparisons into words first."""
+    """x where `i < limit`, else minus infinity: two instructions a number.
+
+    The compiler would pack the comparisons of some blocks into words, and unpack them again.
+    """
     asm: gl.constexpr = "{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }"
     return gl.inline_asm_elementwise(asm, "=f,f,r,r", [x, i, limit], dtype=gl.float32, is_pure=True, pack=1)
 
 
-CASTS = {
+CASTS = {  # of numbers of FP32 into a word
     "bf16": "cvt.rn.bf16x2.f32 $0, $2, $1;",
     "fp16": "cvt.rn.f16x2.f32 $0, $2, $1;",
-    "fp8e4nv": "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $2, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $3; mov.b32 $0, {a, b}; }",
+    "fp8e4nv": "{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;"
+    " cvt.rn.satfinite.e4m3x2.f32 high, $4, $3; mov.b32 $0, {low, high}; }",
 }
 
 
 @gluon.jit
 def packed(p, dtype: gl.constexpr, cast: gl.constexpr):
-    """The numbers of a row that a thread holds, rounded to 16 bits in words `[rows, n / 2]`, or to 8, permuted, in `[rows, n / 4]`.
+    """p `[rows, n]` rounded, in words of 32 bits: `[rows, n / 2]`; of 8 bits, in the order of an operand, `[rows, n / 4]`.
 
-    Narrow numbers that pass from one iteration to the next by themselves may be unpacked and packed again there.
+    Narrow numbers that pass by themselves from one iteration to the next may be unpacked and packed again in each.
     """
     rows: gl.constexpr = p.shape[0]
     n: gl.constexpr = p.shape[1]
@@ -120,13 +124,14 @@ def packed(p, dtype: gl.constexpr, cast: gl.constexpr):
 
 @gluon.jit
 def unpacked(words, dtype: gl.constexpr):
-    """`[rows, n]` of the words of `packed`."""
+    """The numbers of `packed`, `[rows, n]`."""
     rows: gl.constexpr = words.shape[0]
     n: gl.constexpr = words.shape[1]
-    x = gl.join(words, words)
+    twice = gl.join(words, words)
     if dtype == gl.float8e4nv:
-        x = gl.join(x, x).reshape([rows, 4 * n])
-        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r,r,r", [x], dtype=gl.int8, is_pure=True, pack=4)
+        words = gl.join(twice, twice).reshape([rows, 4 * n])
+        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r,r,r", [words], dtype=gl.int8, is_pure=True, pack=4)
     else:
-        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [x.reshape([rows, 2 * n])], dtype=gl.int16, is_pure=True, pack=2)
+        words = twice.reshape([rows, 2 * n])
+        x = gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r,r", [words], dtype=gl.int16, is_pure=True, pack=2)
     return x.to(dtype, bitcast=True)

@@ -132,7 +132,8 @@ def test_forward_of_8_bits(problem: tuple[Sizes, Mask], scale: Scale | None, pro
     quantise = None if scale is None else Quantised(LOW, scale, 64 if sizes[-1] == 256 else 128)
     if quantise is not None:  # golden's scale counts padding, the kernel's does not
         mask = replace(mask, key_lengths=None)
-    check(replace(FP8, quantise=quantise, promotion=promotion if sizes[-1] < 256 else 0), *draw(sizes), mask, "cpu")
+    br = 192 if sizes[-1] == 64 and promotion % 2 else None
+    check(replace(FP8, br=br, quantise=quantise, promotion=promotion if sizes[-1] < 256 else 0), *draw(sizes), mask, "cpu")
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

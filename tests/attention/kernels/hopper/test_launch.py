@@ -206,7 +206,8 @@ def scaled(p_scale: float) -> OnlineSoftmax:
         (E4M3FN, 256, {"softmax": scaled(0.5), "promotion": 0}, None),
         (E4M3FN, 256, {}, "give attention.promotion=0, not 1"),
         (E4M3FN, 64, {"softmax": scaled(3.0)}, "softmax.p_scale: 3.0"),
-        (E4M3FN, 64, {"br": 192}, "its Br is 128"),
+        (E4M3FN, 64, {"br": 192}, None),
+        (E4M3FN, 128, {"br": 192}, "its Br is 128"),
         (E5M2, 64, {}, "it takes fp16, bf16 and e4m3fn, not e5m2"),
     ],
 )

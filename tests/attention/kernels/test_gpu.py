@@ -192,7 +192,8 @@ def test_what_padding_holds_touches_nothing(value: float, causal: bool) -> None:
     [(FORWARD_HOPPER, 64), (FORWARD_HOPPER, 128), (FORWARD_HOPPER, 256), (replace(FP8_HOPPER, promotion=0), 256)]
     + [(replace(FP8_HOPPER, promotion=n), dim) for n in (0, 1, 3) for dim in (64, 128)]
     + [(kernel, dim) for kernel in (OF_HEADS, OF_BLOCKS, replace(OF_BLOCKS, promotion=0), MIXED) for dim in (64, 128)]
-    + [(WIDE_BLOCKS, 256), (replace(OF_HEADS, promotion=0), 256)],
+    + [(WIDE_BLOCKS, 256), (replace(OF_HEADS, promotion=0), 256)]
+    + [(replace(FORWARD_HOPPER, split_size=256), dim) for dim in (64, 128)],
     ids=str,
 )
 def test_the_emulation_of_the_hopper_kernel(kernel: Triton, dim: int, mask: Mask, threshold: float) -> None:
@@ -450,16 +451,16 @@ def test_the_rule_names_the_kernel() -> None:
     assert "hopper br=128 bc=64" in Triton()(*wide, Mask()).kernel
     assert "hopper br=192 bc=128" in Triton()(*inputs, Mask()).kernel
     assert "hopper br=128 bc=128" in Triton()(*inputs, CAUSAL).kernel
-    assert "portable" in Triton()(*inputs, Mask(window=9)).kernel
+    assert "hopper br=128 bc=128" in Triton()(*inputs, Mask(window=9)).kernel
+    assert "portable" in Triton(split_size=128)(*inputs, Mask()).kernel
     assert "portable" in Triton(order=Order.FORWARD)(*inputs, Mask()).kernel
-    assert "hopper br=128 bc=128" in FORWARD_HOPPER(*inputs, Mask(window=9)).kernel
     with pytest.raises(Unsupported, match=r"attention\.kernel: .*problem\.window: 9 is not implemented"):
         FP8_HOPPER(*inputs, Mask(window=9))
     for dim in (64, 128, 256):
         all_inputs, auto = on_gpu((1, 2, 2, 200, 200, dim)), TritonBackward(Triton())
         unread = all_inputs[3][:, :, :1].expand_as(all_inputs[3])  # rows that the copy engine does not read
         assert auto(*all_inputs, Mask()).kernel.startswith("numdev hopper backward, ")
-        assert auto(*all_inputs, Mask(window=9)).kernel.startswith("numdev portable backward ")
+        assert auto(*all_inputs, Mask(window=9)).kernel.startswith("numdev hopper backward, ")
         assert auto(*all_inputs[:3], unread, Mask()).kernel.startswith("numdev portable backward ")
 
 

@@ -15,7 +15,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
-from numdev.arithmetic.formats import E4M3FN
+from numdev.arithmetic.formats import E4M3FN, FP16
 from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.arithmetic.rounding import Cast
 from numdev.attention import triton
@@ -134,6 +134,14 @@ def test_forward_of_8_bits(problem: tuple[Sizes, Mask], scale: Scale | None, pro
         mask = replace(mask, key_lengths=None)
     br = 192 if sizes[-1] == 64 and promotion % 2 else None
     check(replace(FP8, br=br, quantise=quantise, promotion=promotion if sizes[-1] < 256 else 0), *draw(sizes), mask, "cpu")
+
+
+def test_promotion_changes_rounding_alone() -> None:
+    """The interpreter's products have no narrow sums, so O is the same but for FP32, and an ulp of FP16 near a tie."""
+    inputs = FP8.round_inputs(*draw((1, 2, 1, 130, 450, 64), spread=4.0))
+    never, *promoted = (replace(FP8, promotion=promotion)(*inputs, Mask()).out for promotion in range(4))
+    for out in promoted:
+        torch.testing.assert_close(out, never, rtol=2 * FP16.u, atol=1e-6)
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

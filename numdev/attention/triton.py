@@ -94,8 +94,8 @@ class Triton(Planned, Attention):
         products: of FP32 operands.
         kernel: see `Kernel`. `Output.launch` says which one ran.
         promotion: of the Hopper kernel in E4M3, after how many tiles of keys it adds the tensor cores' sum of `P V` to O.
-        split_size: keys of each split; the portable kernel then gives a row the same bits in every batch and among any number of
-            queries, in one tile for all (`numdev.attention.kernels.forward`).
+        split_size: keys of each split; a kernel then gives a row the same bits in every batch and among any number of queries,
+            the portable one in one tile for all (`numdev.attention.kernels.forward`).
         quantise: of the Hopper kernel in E4M3, how inputs become codes with scales; None for inputs that are E4M3 themselves.
         output: of the Hopper kernel in E4M3, FP16 or BF16.
     """

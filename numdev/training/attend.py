@@ -509,21 +509,21 @@ class MaskReader:
         if learned and not self.learns:
             hint = "it is learned; ExactBackward and TiledBackward have a gradient by it within attend, else use torch.no_grad()"
             raise Unsupported(_MASK, hint)
-        if tensor.device.type == "cpu":
-            if not learned:
-                return _read(tensor, shape)
-            source = _of_scores(tensor, shape)
-            return Mask(bias=Bias(_biases(source), source))
+        if tensor.device.type == "cpu" and not learned:
+            return _read(tensor, shape)
         # Equal for two views of the same values, while one of them is held; torch counts no changes of inference tensors.
         place = tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, shape
-        known = () if tensor.is_inference() else (*place, tensor._version)
+        known = () if learned or tensor.is_inference() else (*place, tensor._version)
         if known and self._last is not None and self._last[1] == known:
             return self._last[2]
-        if not self.waits:
+        if tensor.device.type != "cpu" and not self.waits:
             why = f"it lies on {tensor.device.type}, and the host would have to wait to read it"
             raise Unsupported(_MASK, f"{why}; give read_masks=True, or a model without a mask tensor (is_causal=True)")
         if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
             raise Unsupported(_MASK, "it cannot be read while a CUDA graph is captured; give a model without a mask tensor")
+        if learned:
+            source = _of_scores(tensor, shape)
+            return Mask(bias=Bias(_biases(source), source))
         mask = _read(tensor, shape)
         self._last = (tensor, known, mask)  # holds the tensor: its memory is no other's while it is known
         return mask

@@ -590,6 +590,24 @@ def test_biases_of_torch() -> None:
         MaskReader().read(causal_upper_left(5, 7), SHAPE)
 
 
+class OnDevice(Tensor):
+    """Says that it lies on another device."""
+
+    device = torch.device("meta")
+
+
+def test_a_learned_mask_on_a_device_has_a_gradient() -> None:
+    tensor = torch.randn(SHAPE, requires_grad=True)
+    reader = MaskReader(waits=True, learns=True)
+    for _ in range(2):
+        bias = reader.read(tensor.as_subclass(OnDevice), SHAPE).bias
+        assert bias is not None
+        assert bias.source is not None
+        assert bias.source.requires_grad
+    with pytest.raises(Unsupported, match="the host would have to wait"):
+        MaskReader(learns=True).read(tensor.as_subclass(OnDevice), SHAPE)
+
+
 def test_any_other_tensor_is_read_as_what_it_adds() -> None:
     """Padding before the sequences, packed documents, heads that differ, relative positions with and without hidden keys."""
     random = torch.Generator().manual_seed(0)

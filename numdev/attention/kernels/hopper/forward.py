@@ -4,8 +4,8 @@ A computing warp group owns 64 rows of Q. Its loop is skewed by one block of key
 block and `Q K^T` of the next while the group computes softmax; the groups take turns (ping-pong), so that the products of one
 overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). Of 16 bits, two groups under a
 causal limit are faster without turns. A program processes a list of tiles, and issues the first product of the next tile together
-with the last product of the current one. Blocks of keys are visited from the last to the first, so that the masked ones come
-before the main loop.
+with the last product of the current one. Blocks of keys are visited from the last to the first, within a split, so that the
+masked ones come before the main loop; splits from the first to the last.
 
 Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.

@@ -154,7 +154,7 @@ def forward(
     work = Work(heads, group, queries, keys, br, limits, lengths, processors, bc, split, parts)
     name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
-    masked = limits.limited or bool(ragged)
+    masked = limits.limited or bool(ragged) or (parts and min(lengths) < keys)  # a split may begin behind the last key
     padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
     limited = limits.limited, limits.span > 0, limits.is_unaligned, masked, padded

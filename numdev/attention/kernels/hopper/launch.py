@@ -166,10 +166,10 @@ def refusal(settings: Any, mask: Mask, **tensors: Tensor) -> str | None:
     for name, x in tensors.items():
         if x.dtype != q.dtype:
             return f"{name} is {x.dtype} and q {q.dtype}"
-    if not backward and (why := _tile_refusal(settings, head_dim, narrow)):
+    if not backward and (why := _tile_refusal(settings, mask, head_dim, narrow)):
         return why
     accepts = _BACKWARD if backward else _NARROW if narrow else _FORWARD
-    limited = _NO_WINDOW if narrow or (not backward and settings.split_size) else _MASK
+    limited = _NO_WINDOW if narrow else _MASK
     listed = accepts.refusal(settings) or limited.refusal(mask)
     if refused := listed or (None if inputs is None else _scales_refusal(inputs, keys_of_block(head_dim))):
         return str(refused)
@@ -181,16 +181,21 @@ def refusal(settings: Any, mask: Mask, **tensors: Tensor) -> str | None:
     return unread and f"the copy engine needs {unread} and its rows aligned to {_ALIGNED} bytes, and a contiguous head_dim"
 
 
-def _tile_refusal(settings: Any, head_dim: int, narrow: bool) -> str | None:
-    if settings.bc not in (None, bc := keys_of_block(head_dim)):
-        return f"its Bc is {bc} at d = {head_dim}, not {settings.bc}"
-    if (head_dim, settings.br or 128) not in (NARROW if narrow else SHAPES):
-        return f"its Br is 128, or 192 at d = 64, not {settings.br}"
-    if narrow and head_dim == 256 and settings.promotion:
-        return f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}"
-    if (size := settings.split_size) and (size % bc or head_dim == 256):
-        return f"its splits are multiples of {bc} keys at d = 64 and 128, not {size} at {head_dim}"
-    return None
+def _tile_refusal(settings: Any, mask: Mask, head_dim: int, narrow: bool) -> str | None:
+    bc, br, size = keys_of_block(head_dim), settings.br or 128, settings.split_size
+    null = "give tiling.split_size=null"
+    reasons = {
+        f"its Bc is {bc} at d = {head_dim}, not {settings.bc}": settings.bc not in (None, bc),
+        f"its Br is 128, or 192 at d = 64, not {br} at {head_dim}": (head_dim, br) not in SHAPES,
+        f"at d = 256 it has no registers to promote sums; give attention.promotion=0, not {settings.promotion}": (
+            narrow and head_dim == 256 and settings.promotion
+        ),
+        f"in e4m3fn it has no splits of a fixed size; {null}": size and narrow,
+        f"it has splits of a fixed size at d = 64 and 128, not 256; {null}": size and head_dim == 256,
+        f"with splits of a fixed size it has no window; {null}, or problem.window=null": size and mask.window is not None,
+        f"its splits are multiples of {bc} keys, not {size}": size and size % bc,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _scales_refusal(inputs: Quantised, bc: int) -> str | None:

@@ -151,6 +151,13 @@ def test_queries_and_keys_that_see_nothing(dim: int) -> None:
         check_gradients(BACKWARD, draw_all((1, 1, 1, *sizes, dim)), Mask(True, window), "cpu")
 
 
+def test_padding_of_whole_blocks_touches_no_split() -> None:
+    """A split that begins behind an entry's last key has a block that must be masked, although none holds a last key."""
+    for dim in (64, 128):
+        for sizes, lengths in (((2, 2, 1, 5, 512, dim), (512, 128)), ((2, 1, 1, 1, 640, dim), (256, 640))):
+            padded(replace(FORWARD, split_size=256), sizes, lengths, float("nan"), "cpu", causal=False)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_padding_holds_touches_nothing(causal: bool) -> None:
     for dim, kernel in ((64, FORWARD), (128, FORWARD), (256, FORWARD), (64, BACKWARD), (128, BACKWARD)):

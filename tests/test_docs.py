@@ -119,6 +119,14 @@ def planned(batch: Batch) -> dict[str, Plan]:
     return {study.name: Plan() for study, _ in batch.work}
 
 
+def test_bash_can_read_what_there_is_to_type() -> None:
+    """A parenthesis outside quotes, as in shard=range(0,8), is an error there but not to `shlex`."""
+    for page in (README, *(DOCS / page for page in PAGES)):
+        text = "".join(block.text for block in blocks(page) if block.language in ("sh", "bash"))
+        ran = subprocess.run(["bash", "-n"], check=False, input=text, capture_output=True, text=True)
+        assert ran.returncode == 0, f"{page}: {ran.stderr}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(DOCS / page)])
 def test_what_a_page_says_to_type_works(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

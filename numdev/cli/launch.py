@@ -34,7 +34,7 @@ from numdev.cli.compose import (
     plain,
     register,
 )
-from numdev.cli.exit_codes import Ended, code_of, sentence_of, worst
+from numdev.cli.exit_codes import FAILED, Ended, code_of, sentence_of, worst
 from numdev.errors import BadInput, NumdevError
 from numdev.sources import config_folder
 
@@ -76,6 +76,15 @@ class Job:
         return ended
 
 
+class Lost(NumdevError):
+    """A launcher could not start its jobs, or one ended without an answer, as a job of Slurm that is cancelled does."""
+
+    def __init__(self, error: Exception) -> None:
+        lines = str(error).strip().splitlines()[:2]  # of submitit: which job and where its logs are, then its state
+        reason = " ".join([f"{type(error).__name__}:", *map(str.strip, lines)])
+        super().__init__(f"hydra/launcher: {reason}; points that are finished are kept, and the same command continues")
+
+
 class KeepReturned(Callback):
     """Puts `Keeping` before the launcher of every sweep, whatever sweeper there is."""
 
@@ -93,12 +102,18 @@ class Keeping(Launcher):
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         assert isinstance(task_function, Job)
         _refuse(config)
+        self.is_own = config.hydra.runtime.choices["hydra/launcher"] == "basic"  # Hydra's, which runs the jobs in this process
         with open_dict(config.hydra):
             config.hydra.launcher = self.chosen
         self.job, self.launcher = task_function, Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        try:
+            returned = self.launcher.launch(job_overrides, initial_job_idx=initial_job_idx)
+        except Exception as error:
+            if self.is_own or self.job.tracebacks or isinstance(error, BrokenPipeError) or code_of(error) != FAILED:
+                raise
+            raise Lost(error) from error
         for each in returned:
             ended: Ended = each.return_value  # a traceback passes
             self.job.ended[ended.number] = ended

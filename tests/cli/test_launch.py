@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from hydra._internal.utils import get_args_parser
+from omegaconf import DictConfig
 
 from numdev.attention.operation import ATTENTION
 from numdev.cli import launch
@@ -19,7 +23,7 @@ from numdev.measurement.deviation import Deviations
 from numdev.measurement.speed import Speeds
 from numdev.results.record import Column, Record, Status
 from numdev.results.store import Store
-from tests.cli.commands import SMALL, Command, jobs, python
+from tests.cli.commands import SMALL, STUDY, Command, jobs, python
 
 
 class TestSweep:
@@ -103,6 +107,17 @@ LAUNCHERS = [
 ]
 
 
+def test_a_launcher_that_loses_a_job_says_so_in_one_sentence() -> None:
+    class Cancelled(launch.Keeping):
+        def launch(self, *_: Any, **__: Any) -> Any:
+            raise RuntimeError("Job 7_2 has not\nproduced any output (state: CANCELLED)\nError stream produced:\n...")
+
+    keeping = launch.Keeping(DictConfig({}))
+    keeping.job, keeping.launcher, keeping.is_own = launch.Job("train"), Cancelled(DictConfig({})), False
+    with pytest.raises(launch.Lost, match=r"^hydra/launcher: RuntimeError: Job 7_2 has not produced any .*CANCELLED\); points"):
+        keeping.launch([["shard=2"]], 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_jobs_that_run_elsewhere_say_what_they_did(tmp_path: Path, launcher: tuple[str, ...]) -> None:
@@ -112,6 +127,53 @@ def test_jobs_that_run_elsewhere_say_what_they_did(tmp_path: Path, launcher: tup
     (sentence,) = [line for line in ran.stderr.splitlines() if "tiling.bc: 0 cannot be used" in line]
     assert sentence.startswith("problem.n=32 ")
     assert len(list(Store(tmp_path / "results").records())) == 2
+
+
+# Slurm's commands, as far as submitit calls them: `sbatch` runs the tasks of an array here, but for the cancelled one.
+SLURM = {
+    "sbatch": """\
+        echo Submitted batch job $ARRAY
+        last=$(sed -n 's/.*--array=0-\\([0-9]*\\).*/\\1/p' "$1")
+        for i in $(seq 0 "$last"); do
+            test "$i" = "$CANCELLED" && continue
+            SLURM_JOB_ID=$ARRAY$i SLURM_ARRAY_JOB_ID=$ARRAY SLURM_ARRAY_TASK_ID=$i bash "$1" >/dev/null 2>&1 &
+        done""",
+    "srun": """\
+        while [[ $1 == --* ]]; do
+            [[ $1 == --unbuffered ]] || shift
+            shift
+        done
+        exec "$@\"""",
+    "sacct": """\
+        echo 'JobID|State|NodeList'
+        echo "${ARRAY}_$CANCELLED|CANCELLED by 0|here\"""",
+}
+
+
+@pytest.mark.slow
+@submitit
+class TestSlurm:
+    def test_a_cancelled_job_is_named_and_measured_again(self, tmp_path: Path) -> None:
+        commands, mine = tmp_path / "bin", tmp_path / "mine/study"
+        commands.mkdir()
+        for name, text in SLURM.items():
+            (commands / name).write_text(f"#!/bin/bash\n{textwrap.dedent(text)}\n")
+            (commands / name).chmod(0o755)
+        mine.mkdir(parents=True)
+        (mine / "toy.yaml").write_text(STUDY)
+        study = (*RUN, "measure", "-m", "--config-dir", "mine", "study=toy", "shard=range(0,3)", "device=cpu")
+        command = (*study, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=any")
+        path = f"{commands}{os.pathsep}{os.environ['PATH']}"
+        lost = python(*command, cwd=tmp_path, PATH=path, ARRAY="7", CANCELLED="2")
+        assert (lost.returncode, lost.stdout) == (1, "")
+        assert lost.stderr.startswith("hydra/launcher: UncompletedJobError: Job 7_2 (task: 0) with path ")
+        assert "(state: CANCELLED by 0); points that are finished are kept" in lost.stderr
+        assert lost.stderr.count("\n") == 1
+        assert len(list(Store(tmp_path / "results").records())) == 4
+        again = python(*command, cwd=tmp_path, PATH=path, ARRAY="8", CANCELLED="")
+        assert again.returncode == 0, again.stderr
+        shards = [re.sub(r" in [\d.]+ s", "", line) for line in again.stdout.splitlines() if line.startswith("toy: ")]
+        assert shards == [*["toy: 2 points, 0 measured, 2 already there"] * 2, "toy: 2 points, 2 measured"]
 
 
 @pytest.mark.slow

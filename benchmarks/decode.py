@@ -5,7 +5,7 @@
 BF16, 32 heads on 8 KV heads, head_dim 128. Memory is the limit, so the figure is the bytes of q, k, v and O over the time
 of a call, in GB/s. Each call reads inputs of its own, until all of them are more than the second-level cache holds; timing is
 that of `benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program;
-`splits of 2048` has the same bits in every batch and as the last row of a prefill.
+the two with `splits of 2048` have the same bits in every batch and as the last row of a prefill.
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ def contenders(sets: Inputs) -> dict[str, Callable[[], object]]:
         "numdev auto": ours(Triton()),
         "splits of 2048": ours(Triton(split_size=2048)),
         "hopper splits of 2048": ours(Triton(kernel=Kernel.HOPPER, split_size=2048)),
-        "hopper splits of 512": ours(Triton(kernel=Kernel.HOPPER, split_size=512)),
         "unsplit hopper": ours(Triton(kernel=Kernel.HOPPER)),
         "unsplit portable": ours(Triton(kernel=Kernel.PORTABLE, splits=1)),
     }

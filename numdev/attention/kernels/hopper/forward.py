@@ -742,12 +742,12 @@ def attention(
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers
     setting = Setting(CODE)
-    if CODE.scaled:
-        work = Work(tiles, scales, lse, lse, splits, heads, group, queries, shift, span)
-    elif CODE.parts:
-        work = Work(tiles, lse, states, sums, splits, heads, group, queries, shift, span)
-    else:
-        work = Work(tiles, lse, lse, lse, splits, heads, group, queries, shift, span)  # which reads neither
+    if not CODE.scaled:
+        scales = lse  # which nothing reads, as the next two
+    if not CODE.parts:
+        states = lse
+        sums = lse
+    work = Work(tiles, scales, states, sums, splits, heads, group, queries, shift, span)
     if setting.joins:
         of_out = gl.allocate_shared_memory(gl.float32, [GROUPS, ROWS, CODE.dim], setting.o_before)
     else:

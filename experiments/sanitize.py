@@ -4,6 +4,7 @@
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python experiments/sanitize.py
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python experiments/sanitize.py --backward
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck python experiments/sanitize.py --backward
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool synccheck python experiments/sanitize.py --only HOPPER
 
 Without the caching allocator every tensor is an allocation of its own, so that reading past its end is seen.
 
@@ -47,6 +48,9 @@ SHAPES = (
     (2, 2, 1, 130, 200, 256, Mask(causal=True, key_lengths=(200, 77))),
     (1, 8, 2, 1, 700, 128, Mask(key_lengths=(650,))),
     (1, 1, 1, 70, 70, 40, Mask(window=9)),
+    (1, 2, 1, 200, 330, 64, Mask(causal=True, window=100)),
+    (1, 2, 1, 200, 330, 128, Mask(causal=True, window=100)),
+    (2, 2, 1, 140, 512, 128, Mask(key_lengths=(512, 256))),
     (1, 1, 1, 1, 1, 16, Mask()),
 )
 
@@ -81,6 +85,7 @@ def forward_variants() -> list[Attention]:
         Triton(BF16, br=16, bc=16, order=Order.REVERSE, splits=2, kernel=Kernel.PORTABLE),
         *(Triton(fmt, kernel=Kernel.HOPPER) for fmt in (BF16, FP16)),
         Triton(BF16, br=192, kernel=Kernel.HOPPER),
+        *(Triton(BF16, br=br, kernel=Kernel.HOPPER, split_size=128) for br in (128, 192)),
         *(
             Triton(
                 E4M3FN,
@@ -124,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--control", action="store_true", help="a kernel of warp groups that share nothing, for racecheck")
     parser.add_argument("--backward", action="store_true", help="the kernels of the backward pass in place of the forward ones")
+    parser.add_argument("--only", default="", help="run the kernels whose settings contain this text")
     given = parser.parse_args()
     if given.control:
         control()
@@ -132,10 +138,14 @@ def main() -> None:
     for batch, heads, kv_heads, queries, keys, dim, mask in SHAPES:
         q, k, v = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
         drawn = [torch.randn(size, device="cuda") for size in (q, k, v, q)]
-        launches: list[Callable[[], None]] = [partial(run_forward, variant, drawn, mask) for variant in forward_variants()]
+        launches: list[tuple[object, Callable[[], None]]]
         if given.backward:
-            launches = [partial(run_backward, variant, drawn, mask) for variant in backward_variants()]
-        for launch in launches:
+            launches = [(variant, partial(run_backward, variant, drawn, mask)) for variant in backward_variants()]
+        else:
+            launches = [(variant, partial(run_forward, variant, drawn, mask)) for variant in forward_variants()]
+        for variant, launch in launches:
+            if given.only not in repr(variant):
+                continue
             try:
                 launch()
             except Unsupported as error:

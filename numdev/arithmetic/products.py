@@ -80,7 +80,8 @@ def _multiply(
         if a.dtype is torch.float32:
             _add_up(one.reshape(-1, rows, inner), right.expand(blocks, -1, -1), sums.view(-1, rows, columns))
             continue
-        for left, result in zip(one.split(rows), sums.split(rows), strict=True):
+        parts = [(one, sums)] if blocks == 1 else zip(one.split(rows), sums.split(rows), strict=True)
+        for left, result in parts:
             _add_up(left, right, result)
 
 
@@ -89,6 +90,9 @@ def _add_up(
 ) -> None:
     """`out = a b` of one block, or of several with a right operand each: sums of INNER products, each added to those before."""
     multiply, add = (torch.mm, torch.Tensor.addmm_) if a.ndim == 2 else (torch.bmm, torch.Tensor.baddbmm_)
+    if a.shape[-1] <= INNER:
+        multiply(a, b, out=out)
+        return
     for start in range(0, a.shape[-1], INNER):
         left, right = a[..., start : start + INNER], b[..., start : start + INNER, :]
         if start == 0:

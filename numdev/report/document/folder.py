@@ -10,11 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from numdev.errors import BadInput, StoreError
 from numdev.results.record import write_atomically
 from numdev.results.store import refuse_unwritable
 
 MANIFEST = "report.json"
+_LOCK = ".lock"
 
 
 def refuse_other(out: Path, results: Path, studies: Sequence[str] | None) -> None:
@@ -38,7 +41,8 @@ def refuse_other(out: Path, results: Path, studies: Sequence[str] | None) -> Non
 def replacing(out: Path, results: Path, studies: Sequence[str] | None) -> Iterator[Path]:
     """A folder to write a report into; at the end its files replace those of the last report, of which none stays in `out`.
 
-    Files that no report wrote stay. Nothing changes on an error.
+    Files that no report wrote stay. Nothing changes on an error. Of several processes one is within at a time, so that the last
+    report is of all that those before it have measured.
 
     Raises:
         BadInput, StoreError: as `refuse_other`.
@@ -46,11 +50,13 @@ def replacing(out: Path, results: Path, studies: Sequence[str] | None) -> Iterat
     refuse_other(out, results, studies)
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as name:
+        with FileLock(out / _LOCK, mode=0o666), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as name:
             yield Path(name)
             _publish(Path(name), out, _about(out, results, studies))
     except BaseException:
-        with suppress(OSError):  # it holds something
+        with suppress(OSError):  # it holds something else
+            if [path.name for path in out.iterdir()] == [_LOCK]:
+                (out / _LOCK).unlink()
             out.rmdir()
         raise
 

@@ -506,7 +506,7 @@ def draw_ladder(rows: pd.DataFrame) -> Figure:
 
 
 _ACROSS = 4  # panels beside one another
-_POINTS = 400  # of a line, which is a few hundred pixels wide
+_POINTS = 300  # of a line, which is a few hundred pixels wide
 
 
 def draw_losses(rows: pd.DataFrame) -> Figure:

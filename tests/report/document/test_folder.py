@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -19,7 +20,8 @@ def write(out: Path, files: Files, results: str = "results", studies: list[str] 
 
 
 def read(out: Path) -> Files:
-    return {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file() and path.name != MANIFEST}
+    own = MANIFEST, ".lock"
+    return {str(path.relative_to(out)): path.read_text() for path in out.rglob("*") if path.is_file() and path.name not in own}
 
 
 FIRST = {"claims.md": "1", "report.pdf": "1", "figures/a.svg": "1", "figures/b.svg": "1"}
@@ -36,6 +38,25 @@ def test_nothing_of_the_last_report_stays(tmp_path: Path) -> None:
     write(out, FIRST)
     write(out, LATER)
     assert (out / MANIFEST).read_bytes() == manifest
+
+
+def test_a_report_waits_for_another_that_is_written(tmp_path: Path) -> None:
+    out, ended = tmp_path / "out", list[str]()
+
+    def second() -> None:
+        with replacing(out, tmp_path / "results", None) as folder:
+            ended.append("second")
+            (folder / "claims.md").write_text("2")
+
+    other = Thread(target=second)
+    with replacing(out, tmp_path / "results", None) as folder:
+        other.start()
+        other.join(0.3)  # long enough to come this far, were there no lock
+        ended.append("first")
+        (folder / "claims.md").write_text("1")
+    other.join()
+    assert ended == ["first", "second"]
+    assert read(out) == {"claims.md": "2"}
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
@@ -70,7 +91,7 @@ def test_an_error_leaves_the_last_report_whole(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write(out, {"claims.md": "half", "claims.md/below": ""})
     assert read(out) == FIRST
-    assert {path.name for path in out.iterdir()} == {"claims.md", "report.pdf", "figures", MANIFEST}
+    assert {path.name for path in out.iterdir()} == {"claims.md", "report.pdf", "figures", MANIFEST, ".lock"}
 
 
 def test_a_folder_that_holds_report_and_results_may_move(tmp_path: Path) -> None:

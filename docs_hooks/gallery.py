@@ -33,6 +33,7 @@ TITLES = {
     "h200/operations": "Operations beside attention, on a GPU",
     "h200/speed": "Speed, on a GPU",
     "h200/training": "Training, on GPUs",
+    "h200/training_language": "Training of a language model, on a GPU",
 }
 """What readers see of the folders that have figures."""
 

@@ -36,7 +36,7 @@ COMMANDS: dict[str, str] = {f"study {name}": f"measure study={name} {_POINT}" fo
     "study kernels": "measure study=kernels problem.n=128 seeds=1 device=cpu",
     "study validate": f"measure study=validate problem.heads=1 {_POINT}",
     "study validate_backward": f"measure study=validate_backward problem.heads=1 {_POINT}",
-    "study fig8": f"train study=fig8_language out=OUT {_LANGUAGE}",
+    "study fig8": f"train study=fig8 out=OUT {_SCENES}",
     "study fig7": f"train study=fig7 out=OUT {_SCENES}",
     "precisions": "measure -m 'precision=glob(*)' problem=normal tiling.bc=16 " + _POINT,
     "softmaxes": "measure -m 'softmax=glob(*)' precision=kernel_bf16,fa3_fp8 problem=normal tiling.bc=16 " + _POINT,

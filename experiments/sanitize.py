@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--control", action="store_true", help="a kernel of warp groups that share nothing, for racecheck")
     parser.add_argument("--backward", action="store_true", help="the kernels of the backward pass in place of the forward ones")
-    parser.add_argument("--only", default="", help="run the kernels whose settings contain this text")
+    parser.add_argument("--only", default="", help="run the kernels whose `repr` contains this text, such as HOPPER")
     given = parser.parse_args()
     if given.control:
         control()
@@ -154,6 +154,8 @@ def main() -> None:
             count += 1
     torch.cuda.synchronize()
     print(f"{count} launches")
+    if not count:
+        raise SystemExit(f"no kernel has {given.only} in its settings")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,16 +49,17 @@ def replacing(out: Path, results: Path, studies: Sequence[str] | None) -> Iterat
     """
     refuse_other(out, results, studies)
     out.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(out / _LOCK, mode=0o666), tempfile.TemporaryDirectory(prefix=".report-", dir=out) as name:
-            yield Path(name)
-            _publish(Path(name), out, _about(out, results, studies))
-    except BaseException:
-        with suppress(OSError):  # it holds something else
+    with FileLock(out / _LOCK, mode=0o666):
+        refuse_other(out, results, studies)  # again: another process may have written one while this one waited
+        try:
+            with tempfile.TemporaryDirectory(prefix=".report-", dir=out) as name:
+                yield Path(name)
+                _publish(Path(name), out, _about(out, results, studies))
+        except BaseException:
             if [path.name for path in out.iterdir()] == [_LOCK]:
                 (out / _LOCK).unlink()
-            out.rmdir()
-        raise
+                out.rmdir()
+            raise
 
 
 def listed(out: Path) -> list[str]:

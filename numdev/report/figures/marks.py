@@ -134,7 +134,7 @@ class _Steps(LogLocator):
         """At 1, 2 and 5 of each decade; at the decades alone where there are three or more, or no room for more names."""
         assert isinstance(self.axis, Axis)
         box, is_x = self.axis.axes.get_window_extent(), isinstance(self.axis, XAxis)
-        width = 24 if vmin >= 1e-4 and vmax < 1e5 else 42  # of a name, in points; it is 9 high
+        width = 24 if min(vmin, vmax) >= 1e-4 and max(vmin, vmax) < 1e5 else 42  # of a name, in points; it is 9 high
         room = (box.width / width if is_x else box.height / 9) * 72 / self.axis.axes.figure.dpi
         self.set_params(subs=[1, 2, 5] if 3 * math.log10(vmax / vmin) < min(9, room) else [1])
         return super().tick_values(vmin, vmax)

@@ -428,9 +428,9 @@ def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr
     if MASK:
         shift = gl.where(m_next == float("-inf"), 0.0, m_next)
     minus = gl.expand_dims(shift - setting.p_bits, 1)
-    if setting.split:  # which are compiled without contraction
+    if setting.split:  # with splits the compiler contracts nothing, so that the FMA is explicit
         p = gl.exp2(gl.fma(s, scale, -minus))
-    else:  # two instructions less, and the wait for P V comes later: at d = 128, under a causal limit, behind some exponentials
+    else:  # contracted to the same FMA; it takes two instructions less, and the wait for P V may come later
         p = gl.exp2(s * scale - minus)
     alpha = gl.exp2(m - shift)
     return p, alpha, m_next, row_sum * alpha + gl.sum(p, 1)

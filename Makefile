@@ -28,7 +28,8 @@ paper: $(READY) ## measure Figures 3 to 6 of the paper and write reports/paper
 	$(BIN)/numdev paper $(ARGS)
 
 training: $(READY) ## train the rungs of Figures 7 and 8 of the paper, small, and write reports/training
-	OMP_NUM_THREADS=1 $(BIN)/numdev train -m study=fig7,fig8 shard=0,1 shards=2 hydra/launcher=joblib hydra.launcher.n_jobs=2 $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/numdev train -m study=fig7,fig8 task.batch=12 shard=0,1 shards=2 \
+		hydra/launcher=joblib hydra.launcher.n_jobs=2 $(ARGS)
 
 test: $(READY) ## run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not exhaustive" $(ARGS)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,20 +134,15 @@ def main() -> None:
     if given.control:
         control()
         return
-    count = 0
+    every: list[Any] = backward_variants() if given.backward else forward_variants()
+    run: Callable[..., None] = run_backward if given.backward else run_forward
+    count, variants = 0, [each for each in every if given.only in repr(each)]
     for batch, heads, kv_heads, queries, keys, dim, mask in SHAPES:
         q, k, v = (batch, heads, queries, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
         drawn = [torch.randn(size, device="cuda") for size in (q, k, v, q)]
-        launches: list[tuple[object, Callable[[], None]]]
-        if given.backward:
-            launches = [(variant, partial(run_backward, variant, drawn, mask)) for variant in backward_variants()]
-        else:
-            launches = [(variant, partial(run_forward, variant, drawn, mask)) for variant in forward_variants()]
-        for variant, launch in launches:
-            if given.only not in repr(variant):
-                continue
+        for variant in variants:
             try:
-                launch()
+                run(variant, drawn, mask)
             except Unsupported as error:
                 print(f"unsupported: {error}")
                 continue

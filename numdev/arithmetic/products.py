@@ -80,6 +80,7 @@ def _multiply(
         if a.dtype is torch.float32:
             _add_up(one.reshape(-1, rows, inner), right.expand(blocks, -1, -1), sums.view(-1, rows, columns))
             continue
+        # To split what is one block takes as long as to multiply it.
         parts = [(one, sums)] if blocks == 1 else zip(one.split(rows), sums.split(rows), strict=True)
         for left, result in parts:
             _add_up(left, right, result)
@@ -90,15 +91,9 @@ def _add_up(
 ) -> None:
     """`out = a b` of one block, or of several with a right operand each: sums of INNER products, each added to those before."""
     multiply, add = (torch.mm, torch.Tensor.addmm_) if a.ndim == 2 else (torch.bmm, torch.Tensor.baddbmm_)
-    if a.shape[-1] <= INNER:
-        multiply(a, b, out=out)
-        return
-    for start in range(0, a.shape[-1], INNER):
-        left, right = a[..., start : start + INNER], b[..., start : start + INNER, :]
-        if start == 0:
-            multiply(left, right, out=out)
-        else:
-            add(out, left, right)
+    multiply(a[..., :INNER], b[..., :INNER, :], out=out)
+    for start in range(INNER, a.shape[-1], INNER):
+        add(out, a[..., start : start + INNER], b[..., start : start + INNER, :])
 
 
 def whole_blocks(rows: int, carrier: torch.dtype) -> int:

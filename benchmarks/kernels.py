@@ -1,6 +1,6 @@
 """Forward kernels against SDPA cuDNN and, where it is installed, FlashAttention-4, side by side on one GPU.
 
-    python -m benchmarks.kernels [--quick] [--precision e4m3fn] [--rescale-threshold 8]
+    python -m benchmarks.kernels [--quick] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision e4m3fn] [--rescale-threshold 8]
 
 BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v. FlashAttention-4 gets them in its own
 layout, tokens before heads.
@@ -131,8 +131,8 @@ def row_of(dim: int, causal: bool, n: int, heads: int, kv_heads: int) -> str:
     return f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} heads {heads:2d}/{kv_heads:2d}"
 
 
-def rows_of_eight_bits(lengths: tuple[int, ...]) -> None:
-    for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths):
+def rows_of_eight_bits(dims: list[int], lengths: tuple[int, ...]) -> None:
+    for dim, causal, n in itertools.product(dims, (False, True), lengths):
         q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
         place = row_of(dim, causal, n, WIDTH // dim, WIDTH // dim)
@@ -147,21 +147,24 @@ def rows_of_eight_bits(lengths: tuple[int, ...]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head_dim")
+    parser.add_argument("--only", nargs="+", help="in BF16, the kernels beside ours for Hopper GPUs; by default all")
     parser.add_argument("--precision", choices=["bf16", "e4m3fn"], default="bf16")
     parser.add_argument("--rescale-threshold", type=float, default=0.0, help="of the Hopper kernel: 8 omits most rescales")
     options = parser.parse_args()
     lengths = (1024, 4096) if options.quick else (1024, 2048, 4096, 8192, 16384)
     print(environment(), "TFLOP/s", flush=True)
     if options.precision == "e4m3fn":
-        rows_of_eight_bits((4096, 16384))
+        rows_of_eight_bits(options.dims, (4096, 16384))
         return
     ratios: dict[tuple[str, str], list[float]] = {}
-    rows = [(dim, WIDTH // dim, WIDTH // dim, n, causal) for dim in (64, 128, 256) for causal in (False, True) for n in lengths]
-    rows += [] if options.quick else [(128, 64, 8, n, causal) for n, causal in GROUPED]
+    rows = [(dim, WIDTH // dim, WIDTH // dim, n, causal) for dim in options.dims for causal in (False, True) for n in lengths]
+    rows += [] if options.quick or 128 not in options.dims else [(128, 64, 8, n, causal) for n, causal in GROUPED]
     for dim, heads, kv_heads, n, causal in rows:
         batch, kind = max(1, TOKENS // n), f"d {dim}" if heads == kv_heads else f"{heads} heads on {kv_heads}"
         q, k, v = (torch.randn(batch, each, n, dim, device="cuda", dtype=torch.bfloat16) for each in (heads, kv_heads, kv_heads))
-        times = seconds(contenders(q, k, v, causal=causal, threshold=options.rescale_threshold))
+        runs = contenders(q, k, v, causal=causal, threshold=options.rescale_threshold)
+        times = seconds({name: run for name, run in runs.items() if name in ("numdev hopper", *(options.only or runs))})
         flops = 4 * batch * heads * n * n * dim * (0.5 if causal else 1.0)
         over = {name: value / times["numdev hopper"] for name, value in times.items() if name in ("sdpa cudnn", "fa4")}
         rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())

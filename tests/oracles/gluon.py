@@ -167,6 +167,7 @@ class Descriptor:
 
 class _Thread(threading.local):
     program = 0
+    group = 0
     own: Any = None
 
 
@@ -195,12 +196,12 @@ class Machine:
     def _thread() -> Any:
         return SimpleNamespace(until=lambda: True, go=threading.Semaphore(0), products=[], stores=[])
 
-    def _start(self, program: int, body: Callable[[], None], beside: list[Any]) -> None:
-        """Start a thread, which is one of `beside` until it ends."""
+    def _start(self, program: int, body: Callable[[], None], beside: list[Any], group: int = 0) -> None:
+        """Start a thread, a warp group of its program, which is one of `beside` until it ends."""
         own = self._thread()
 
         def main() -> None:
-            self._here.program, self._here.own = program, own
+            self._here.program, self._here.own, self._here.group = program, own, group
             own.go.acquire()
             try:
                 if self._error is None:
@@ -243,8 +244,8 @@ class Machine:
 
     def warp_specialize(self, parts: Any, *_: Any) -> None:
         running: list[Any] = []
-        for function, arguments in parts:
-            self._start(self._here.program, lambda f=function, a=arguments: f(*a), running)  # type: ignore[misc]
+        for group, (function, arguments) in enumerate(parts):
+            self._start(self._here.program, lambda f=function, a=arguments: f(*a), running, group)  # type: ignore[misc]
         self.pause(lambda: not running)
 
     # What kernels call
@@ -376,6 +377,12 @@ class _Device:
 
     def unpacked(self, words: Any, dtype: Any) -> Any:
         return _values(words.view(_dtype(dtype)))
+
+    def computing_group(self) -> Int:
+        return Int(self._machine._here.group - 1)
+
+    def scaled(self, x: Any, factor: Any, _: bool) -> Any:
+        return x * factor
 
     def below(self, x: Any, i: Any, limit: Any) -> Any:
         return _values(torch.where(i < limit, x, -torch.inf))

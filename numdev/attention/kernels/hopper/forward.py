@@ -1,11 +1,11 @@
 """Forward attention for Hopper GPUs: one loading and two or three computing warp groups, in Gluon.
 
 A computing warp group owns 64 rows of Q. Its loop is skewed by one block of keys, so that the tensor cores compute `P V` of one
-block and `Q K^T` of the next while the group computes softmax; the groups take turns (ping-pong), so that the products of one
-overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2). Of 16 bits, two groups under a
-causal limit are faster without turns. A program processes a list of tiles, and issues the first product of the next tile together
-with the last product of the current one. Blocks of keys are visited from the last to the first, within a split, so that the
-masked ones come before the main loop; splits from the first to the last.
+block and `Q K^T` of the next while the group computes softmax. Three groups take turns (ping-pong), so that the products of one
+overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2); two are faster without, but where
+sums of `P V` are promoted. A program processes a list of tiles, and issues the first product of the next tile together with the
+last product of the current one. Blocks of keys are visited from the last to the first, within a split, so that the masked ones
+come before the main loop; splits from the first to the last.
 
 Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
@@ -61,7 +61,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from numdev.attention.kernels.hopper import order
-from numdev.attention.kernels.hopper.primitives import CASTS, aggregate, barriers, below, packed, thread_barrier, unpacked
+from numdev.attention.kernels.hopper.primitives import (
+    CASTS,
+    aggregate,
+    barriers,
+    below,
+    computing_group,
+    packed,
+    scaled,
+    thread_barrier,
+    unpacked,
+)
 
 own_blocks = gluon.jit(order.own)
 
@@ -125,6 +135,7 @@ class Setting:
         sets: of buffers for Q: two where they fit, so that the next tile's Q is loaded early.
         halves: in which O leaves, 1 or 2: its columns pass through a buffer of dim / halves of them.
         turns: whether the groups take turns.
+        skips: whether a warp skips the rescale of O where none of its rows needs one.
         joins: whether a program joins the splits of a tile.
         cast: the instructions by which numbers of P become a word.
         s, o, p: layouts of S, of O, and of P as an operand.
@@ -132,7 +143,10 @@ class Setting:
         o_before: layout in shared memory of O between two splits.
     """
 
-    _derived = ("narrow", "sets", "halves", "turns", "joins", "cast", "s", "o", "p", "row", "o_row", "o_column", "o_before")
+    _derived = (
+        *("narrow", "sets", "halves", "turns", "skips", "joins", "cast"),
+        *("s", "o", "p", "row", "o_row", "o_column", "o_before"),
+    )
     __annotations__ = dict.fromkeys((*Code._fields, *_derived), gl.constexpr)
 
     @gluon.constexpr_function
@@ -146,7 +160,8 @@ class Setting:
         joins = code.split > 0 and not code.parts
         self.sets = gl.constexpr(1 if code.dim > 128 or (code.dim == 128 and joins) else 2)
         self.halves = gl.constexpr(2 if code.dim > 128 else 1)
-        self.turns = gl.constexpr(code.groups == 3 or bits == 8 or not code.causal)
+        self.turns = gl.constexpr(code.groups == 3 or code.promotion > 0)
+        self.skips = gl.constexpr(code.threshold > 0 or (bits == 8 and code.dim > 128))
         self.joins = gl.constexpr(joins)
         self.cast = gl.constexpr(CASTS[code.dtype.name])
         self.s = gl.constexpr(s)
@@ -211,13 +226,13 @@ def tile(setting, work, j):
 
 
 @gluon.jit
-def own(c: gl.constexpr, setting, work, row0, n, end):
+def own(c, setting, work, row0, n, end):
     """What group c skips of a tile, and what needs no mask: see `numdev.attention.kernels.hopper.order`."""
     return own_blocks(row0 + c * ROWS, n, end, work.shift, work.span, setting.bc, setting.causal, setting.windowed)
 
 
 @gluon.jit
-def limits(c: gl.constexpr, setting, work, row0, keys):
+def limits(c, setting, work, row0, keys):
     """For each row of group c, the first key that it sees, in a window, and the first one behind all that it sees."""
     limit = gl.full([ROWS], 0, gl.int32, setting.row) + keys
     floor = limit
@@ -247,7 +262,7 @@ def count(tokens, size: gl.constexpr):
 
 
 @gluon.jit
-def scales_of(c: gl.constexpr, setting, work, row0, b, h, scale):
+def scales_of(c, setting, work, row0, b, h, scale):
     """The factor of S of group c, without that of a block of keys, and where the scales of K and of V of its head begin."""
     k_at = work.scales
     v_at = work.scales
@@ -362,20 +377,20 @@ def load(setting, shared, work, d_q, d_k, d_v):
 
 
 @gluon.jit
-def take_turn(c: gl.constexpr, setting, shared, i):
+def take_turn(c, setting, shared, i):
     """Wait for the turn of group c. Every group takes one at every block but the stream's first, even with nothing to issue."""
     if setting.turns:
         mbarrier.wait(shared.turn.index(c), (i - 1) & 1, pred=i > 0)
 
 
 @gluon.jit
-def pass_turn(c: gl.constexpr, setting, shared, i):
+def pass_turn(c, setting, shared, i):
     if setting.turns:
         mbarrier.arrive(shared.turn.index((c + 1) % setting.groups), count=1, pred=i > 0)
 
 
 @gluon.jit
-def pass_over(c: gl.constexpr, setting, shared, i, count):
+def pass_over(c, setting, shared, i, count):
     """Release the buffers of blocks in which group c sees no key."""
     for _ in range(count):
         at = i % setting.stages
@@ -415,7 +430,7 @@ def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr
         s = below(s, gl.expand_dims(keys, 0), gl.expand_dims(limit, 1))
         if setting.windowed:
             s = below(s, gl.expand_dims(floor - 1, 1), gl.expand_dims(keys, 0))
-    if setting.dim == 128 and not setting.promotion:  # of two halves, since a row's comparisons wait for each other
+    if setting.dim == 128 and not setting.narrow:  # of two halves, since a row's comparisons wait for each other
         left, right = s.reshape([ROWS, 2, setting.bc // 2]).permute([0, 2, 1]).split()  # [ROWS, bc / 2] each
         largest = gl.convert_layout(gl.max(gl.maximum(left, right), 1), setting.row, assert_trivial=True) * scale
     else:
@@ -427,18 +442,18 @@ def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr
     shift = m_next
     if MASK:
         shift = gl.where(m_next == float("-inf"), 0.0, m_next)
+    alpha = gl.exp2(m - shift)
     minus = gl.expand_dims(shift - setting.p_bits, 1)
     if setting.split:  # with splits the compiler contracts nothing, so that the FMA is explicit
         p = gl.exp2(gl.fma(s, scale, -minus))
     else:  # contracted to the same FMA; it takes two instructions less, and the wait for P V may come later
         p = gl.exp2(s * scale - minus)
-    alpha = gl.exp2(m - shift)
     return p, alpha, m_next, row_sum * alpha + gl.sum(p, 1)
 
 
 @gluon.jit
 def step(
-    c: gl.constexpr, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit,
+    c, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit,
     MASK: gl.constexpr,
 ):  # fmt: skip
     """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
@@ -468,41 +483,32 @@ def step(
         product = warpgroup_mma(p, v, acc, is_async=True)
     pass_turn(c, setting, shared, i)
     s = warpgroup_mma_wait(1, deps=(s,))
-    mbarrier.arrive(shared.k_empty.index(at), count=1)
+    if not setting.narrow:
+        mbarrier.arrive(shared.k_empty.index(at), count=1)
     if setting.k_keys:
         scale = scale * k_scale
     p_next, alpha, m, row_sum = softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK)
     if setting.v_keys:
         alpha = alpha * (v_scale / v_next)
     acc = warpgroup_mma_wait(0, deps=(product,))
+    if setting.narrow:
+        mbarrier.arrive(shared.k_empty.index(at), count=1)
     mbarrier.arrive(shared.v_empty.index(at_v), count=1)
     return p_next, alpha, acc, m, row_sum, v_next
 
 
 @gluon.jit
-def rescaled(setting, acc, total, alpha):
-    factor = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
-    if setting.promotion:
-        total = total * factor
-    return acc * factor, total
-
-
-@gluon.jit
 def rescale(setting, acc, total, alpha, met):
     """`alpha O` after `met` blocks of a tile: of `acc`, the sum that the tensor cores add to, and of what was promoted."""
+    factor = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
     if setting.promotion:
-        total = total + gl.where(met % setting.promotion == 0, acc, 0.0)
-    if setting.threshold > 0 and not setting.v_keys:
-        if gl.min(alpha, 0) < 1.0:
-            acc, total = rescaled(setting, acc, total, alpha)
-    else:
-        acc, total = rescaled(setting, acc, total, alpha)
-    return acc, total
+        total = scaled(total + gl.where(met % setting.promotion == 0, acc, 0.0), factor, setting.skips)
+    return scaled(acc, factor, setting.skips), total
 
 
 @gluon.jit
 def blocks(
-    c: gl.constexpr, setting, shared, q, i, p, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, floor, limit,
+    c, setting, shared, q, i, p, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, floor, limit,
     first, last, MASK: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last - 1` of a tile, of those after the first one that group c sees."""
@@ -512,14 +518,14 @@ def blocks(
         p_next, alpha, acc, m, row_sum, v_scale = step(
             c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit, MASK
         )
-        acc, total = rescale(setting, acc, total, alpha, met)
         p = packed(p_next, setting.dtype, setting.cast)
+        acc, total = rescale(setting, acc, total, alpha, met)
         i += 1
     return i, p, acc, total, m, row_sum, v_scale
 
 
 @gluon.jit
-def store(c: gl.constexpr, setting, shared, d_o, row0, b, h, out, column: gl.constexpr):
+def store(c, setting, shared, d_o, row0, b, h, out, column: gl.constexpr):
     """Columns of O from `column` on, out `[ROWS, dim / halves]`, through the group's buffer."""
     buffer = shared.o.index(c)
     if setting.joins:
@@ -539,7 +545,7 @@ def finished(m, row_sum, p_bits: gl.constexpr):
 
 
 @gluon.jit
-def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale):
+def finish(c, setting, shared, work, d_o, lse, row0, b, h, acc, m, row_sum, v_scale):
     """Store `O / l` through shared memory and the copy engine, which omits rows beyond the last; store the LSE.
 
     acc is `[ROWS, dim]`; m and row_sum are `[ROWS]`.
@@ -562,7 +568,7 @@ def finish(c: gl.constexpr, setting, shared, work, d_o, lse, row0, b, h, acc, m,
 
 
 @gluon.jit
-def keep(c: gl.constexpr, setting, work, row0, b, h, first, acc, m, row_sum):
+def keep(c, setting, work, row0, b, h, first, acc, m, row_sum):
     """Write the state of rows after the split that begins with block `first`: acc `[ROWS, dim]`, m and row_sum `[ROWS]`."""
     row = row0 + c * ROWS + gl.arange(0, ROWS, setting.row)
     at = ((b * work.heads + h).to(gl.int64) * work.queries + row) * work.splits + first // setting.split
@@ -585,7 +591,7 @@ def weights(m_0, sum_0, m, row_sum):
 
 
 @gluon.jit
-def join(c: gl.constexpr, setting, shared, acc, m, row_sum, m_0, sum_0):
+def join(c, setting, shared, acc, m, row_sum, m_0, sum_0):
     """The state of rows after a split, whose own is given, and that before it; a row that sees no key of it keeps its state."""
     m_next, alpha, beta, sum_next = weights(m_0, sum_0, m, row_sum)
     alpha = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
@@ -621,8 +627,9 @@ def joined(states, sums, out, lse, splits, rows, DIM: gl.constexpr):
 
 
 @gluon.jit
-def compute(c: gl.constexpr, setting, shared, work, d_o, lse, scale):
-    """Computing warp group c: rows `64 c` to `64 c + 63` of every tile of the program."""
+def compute(setting, shared, work, d_o, lse, scale):
+    """A computing warp group c: rows `64 c` to `64 c + 63` of every tile of the program."""
+    c = computing_group()
     row0, b, h, n, keys, end = tile(setting, work, 0)
     row0_next, b_next, h_next, n_next, keys_next, end_next = tile(setting, work, 1)
     skip, whole, edge = own(c, setting, work, row0, n, end)
@@ -774,21 +781,21 @@ def attention(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (compute, (0, setting, shared, work, d_o, lse, scale)),
-                (compute, (1, setting, shared, work, d_o, lse, scale)),
                 (load, (setting, shared, work, d_q, d_k, d_v)),
+                (compute, (setting, shared, work, d_o, lse, scale)),
+                (compute, (setting, shared, work, d_o, lse, scale)),
             ],
             [4, 4],
-            [REGISTERS, 24],
+            [REGISTERS, REGISTERS],
         )
     else:
         gl.warp_specialize(
             [
-                (compute, (0, setting, shared, work, d_o, lse, scale)),
-                (compute, (1, setting, shared, work, d_o, lse, scale)),
-                (compute, (2, setting, shared, work, d_o, lse, scale)),
                 (load, (setting, shared, work, d_q, d_k, d_v)),
+                (compute, (setting, shared, work, d_o, lse, scale)),
+                (compute, (setting, shared, work, d_o, lse, scale)),
+                (compute, (setting, shared, work, d_o, lse, scale)),
             ],
             [4, 4, 4],
-            [REGISTERS, REGISTERS, 24],
+            [REGISTERS, REGISTERS, REGISTERS],
         )

@@ -85,6 +85,41 @@ def pass_turn_on(at):
 
 
 @gluon.jit
+def computing_group():
+    """The number of the warp group that asks, of those behind the first one of a program."""
+    asm: gl.constexpr = (
+        "{ .reg .u32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; sub.u32 t, t, 1; shfl.sync.idx.b32 $0, t, 0, 31, -1; }"
+    )
+    return gl.inline_asm_elementwise(asm, "=r,r", [0], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.constexpr_function
+def _scale(n):
+    """Assembly for the n numbers of a thread, two of one row and two of another in turn, and what its operands are.
+
+    The results begin as the numbers; the factors follow.
+    """
+    products = " ".join(f"mul.rn.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n))
+    asm = (
+        f"{{ .reg .pred p, q; setp.neu.f32 p, ${2 * n}, 0f3F800000; setp.neu.f32 q, ${2 * n + 2}, 0f3F800000; or.pred p, p, q;"
+        f" vote.sync.any.pred p, p, -1; @!p bra DONE; {products} DONE: }}"
+    )
+    return asm, ",".join(["=f"] * n + [f"{i}" for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def scaled(x, factor, SKIPS: gl.constexpr):
+    """`x factor` of rows `[64, n]` and `[64, 1]`; with SKIPS a warp of which all factors are 1 branches over the products."""
+    if SKIPS:
+        asm: gl.constexpr = _scale(x.shape[1] // 2)
+        operands = [x, factor + gl.zeros_like(x)]
+        x = gl.inline_asm_elementwise(asm[0], asm[1], operands, dtype=gl.float32, is_pure=False, pack=x.shape[1] // 2)
+    else:
+        x = x * factor
+    return x
+
+
+@gluon.jit
 def below(x, i, limit):
     """x where `i < limit`, else minus infinity: two instructions a number.
 

@@ -294,9 +294,7 @@ def _in_4_bits(x: Tensor, columns: int, **_: object) -> Tensor:
     return ((groups - least).div_(step).round_().mul_(step) + least).flatten(-2)
 
 
-def _merged(
-    outs: Tensor, lses: Tensor, stored: Mapping[str, Stored], order: int = 1, by_pairs: bool = False
-) -> tuple[Tensor, Tensor]:
+def _merged(outs: Tensor, lses: Tensor, stored: Mapping[str, Stored], order: int, by_pairs: bool) -> tuple[Tensor, Tensor]:
     """O and LSE of splits, or sums of O alone, stored and merged by two: one after the other, as in a ring, or by pairs."""
     of_o, of_sum, of_lse = (stored.get(name, lambda x: x) for name in ("the O", "the sums", "the LSE"))
     parts = [(of_o(x), of_lse(lse)) for x, lse in zip(outs, lses, strict=True)][::order]
@@ -348,9 +346,8 @@ def _mask_faults() -> Iterator[Candidate]:
     yield Candidate("lengths", "padded keys that count as zeros", zeros)
     yield Candidate("mask", "every mask ignored", ignored | zeros | read)
     yield Candidate("heads", "heads of Q mapped to heads of K and V in turn", {"heads": lambda x: torch.arange(len(x))})
-    yield Candidate(
-        "heads", "heads of Q mapped to heads of K and V one too early", {"heads": lambda x: torch.cat([x[1:], x[-1:]])}
-    )
+    early: dict[str, Change] = {"heads": lambda x: torch.cat([x[1:], x[-1:]])}
+    yield Candidate("heads", "heads of Q mapped to heads of K and V one too early", early)
 
 
 def _faults_of_tiles() -> Iterator[Candidate]:

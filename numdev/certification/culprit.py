@@ -195,8 +195,7 @@ class Search:
     def __init__(self, cases: Sequence[Compared], every: Sequence[Compared]) -> None:
         self.of_pass = cases[0].known.predictions.of_pass
         self.outputs = [name for name in self.of_pass.outputs if all(name in each.ratios for each in every)]
-        most = {name: max(each.ratios[name] for each in every) for name in self.outputs}
-        self.errs = errs = [name for name in self.outputs if most[name] > _ERRS[name]]
+        self.errs = errs = [name for name in self.outputs if max(each.ratios[name] for each in every) > _ERRS[name]]
         sizes = Counter(name in errs for name in self.outputs)  # how many err, and how many do not
         self.weights = {name: 1 / (len(sizes) * sizes[name in errs]) for name in self.outputs}
         is_shown = self.of_pass is BACKWARD or "lse" in self.outputs  # else an LSE is computed for nobody
@@ -205,9 +204,9 @@ class Search:
         # Those on which the kernel errs most, relative to what is permitted, first; some rows, as of a sink, may err more
         self.cases = cases = sorted(cases, key=lambda case: -max(case.ratios[name] for name in errs or self.outputs))
         self.light = light = [case for case in cases if case.inputs.sizes[1] <= _MANY_KEYS] or cases
+        self.telling = light[:_TELLING]
         is_forward = self.of_pass is FORWARD  # its sums are over keys alone
-        unmasked = [case for case in light if case.inputs.mask.is_none]
-        broad = [case for case in unmasked if max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS]
+        broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[is_forward:]) > 12 * _FEW_KEYS]
         self.few = list(dict.fromkeys((*(light[:1] if errs else ()), *broad, *light)))[:2]
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.few): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())
@@ -343,7 +342,7 @@ class Search:
 
     def factors(self, cases: Sequence[Compared]) -> Iterator[Candidate]:
         """What has parameters, with the nearest: factors of results and of scores, of these one for each scale; limits."""
-        telling, of_scales = self.light[:_TELLING], {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
+        telling, of_scales = self.telling, {case.inputs.scale: case for case in reversed((*cases, *self.cases))}
         of_results: list[Make] = [partial(candidates.off, name) for name in self.errs if "lse" not in self.errs]  # it has none
         of_results += [lambda x: candidates.limited("P", 1 + x)] if of_results and self.of_pass is FORWARD else []
         fits: list[tuple[Make, tuple[float, ...], Sequence[Compared]]] = [(make, (_START,), cases) for make in of_results]
@@ -366,7 +365,7 @@ class Search:
 
         Last, an error of some keys alone: those in which it is largest where each has one of its own.
         """
-        for title, views in product(CURVES, (self.light[:_TELLING], cases)):
+        for title, views in product(CURVES, (self.telling, cases)):
             factors = self.fitted(partial(candidates.curved, title, False, range(KEYS), TERMS), (0.0,) * TERMS, views)
             yield self.made(partial(candidates.curved, title, views is cases, range(KEYS), TERMS), factors)
         make = partial(candidates.curved, next(iter(CURVES)), False)
@@ -378,7 +377,7 @@ class Search:
         keys = (sizes > sizes.max() / 2).nonzero().flatten().tolist()
         if 0 < len(keys) <= _PATTERN:
             make = partial(make, keys, TERMS)
-            yield self.made(make, self.fitted(make, (0.0,) * TERMS, self.light[:_TELLING]))
+            yield self.made(make, self.fitted(make, (0.0,) * TERMS, self.telling))
 
     def made(self, make: Make, values: tuple[float, ...]) -> Candidate:
         candidate = make(*values)
@@ -393,7 +392,7 @@ class Search:
                 layouts.setdefault(candidate, layout)
         for candidate, layout in [*layouts.items()][:_REFINED] if not self.is_settled(ranked[0], self.few) else ():
             make, values = self.parameters[candidate]
-            ranked = [*ranked, (self.made(make, self.fitted(make, values, self.light[:_TELLING], layout)), layout)]
+            ranked = [*ranked, (self.made(make, self.fitted(make, values, self.telling, layout)), layout)]
         return self.best(ranked, self.few)
 
     def fitted(
@@ -479,15 +478,14 @@ def find(results: Sequence[tuple[Known, Tensors]]) -> Culprit:
     ranked = [each for each in ranked if not (each[0].permitted and search.errs)] or ranked
     candidate, own = ranked[0]
     tiles = [own, *(replace(each, scheme=own.scheme) for each in search.layouts[0] if each.bc != WHOLE)]
-    in_tiles, telling = search.best(((candidate, each) for each in tiles), search.few), search.few
-    if len(near := search.within(in_tiles, telling, _CLEAR)) > 1:  # a few cases need not tell tiles: a sink hides them
-        in_tiles, telling = search.best(near[:20], search.light[:_TELLING]), search.light[:_TELLING]
-    ranked[0], *others = in_tiles
-    is_shown = bool(others) and search.score(others[0], telling) > search.score(ranked[0], telling) + _CLEAR
+    near = search.within(search.best(product([candidate], tiles), search.few), search.few, _CLEAR)
+    if len(near) > 1:  # a few cases need not tell tiles: a sink hides them
+        near = search.within(search.best(near[:20], search.telling), search.telling, _CLEAR)
+    ranked[0] = near[0]
     predictions, name, ranks = cases[0].known.predictions, search.outputs[0], tuple(map(search.rank, ranked[:_SHOWN]))
     emulated = some_rows(search.of_pass.emulated(cases[0].inputs, predictions.policy, ranked[0][1]))
     equal = float((cases[0].outputs[name] == emulated[name]).double().mean())
-    culprit = Culprit(ranks, ranks[0].tiles if is_shown else "", equal=equal)
+    culprit = Culprit(ranks, ranks[0].tiles if len(near) == 1 else "", equal=equal)
     if not search.errs and culprit.is_explained and culprit.is_permitted:
         excluded, undecided = search.formats(ranked[0])
         culprit = replace(culprit, excluded=excluded, undecided=undecided)

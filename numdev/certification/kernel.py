@@ -105,10 +105,9 @@ def kernel_of(kernel: object, fmt: Format, device: torch.device, backward: objec
     forward = Kernel(_name(kernel), _call(kernel, "kernel", fmt), fmt, device)
     if backward is None:
         return forward
-    if backward == "autograd" and not isinstance(kernel, sdpa.Sdpa) and kernel not in tuple(KERNELS):
-        call: Call = partial(_by_autograd, forward)
-    else:
-        call = _call(kernel if backward == "autograd" else backward, "backward", fmt)
+    own = kernel if backward == "autograd" else backward
+    is_function = backward == "autograd" and not isinstance(kernel, sdpa.Sdpa) and kernel not in tuple(KERNELS)
+    call = partial(_by_autograd, forward) if is_function else _call(own, "backward", fmt)
     name, takes = f"{forward.name} backward={_name(backward)}", ("q", "k", "v", "out", "lse", "do")
     return Kernel(name, call, fmt, device, takes, ("dq", "dk", "dv"))
 

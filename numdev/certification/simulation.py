@@ -118,8 +118,7 @@ class Stored:
         if self.each == "block":
             return MICROSCALED[f"{self}".lower()].along(x, dim)
         if not self.each:
-            never = x.isneginf()
-            return cast.apply_(x.masked_fill(never, 0.0).mul_(self.factor)).div_(self.factor).masked_fill_(never, NEVER)
+            return torch.where(x.isneginf(), x, cast(x * self.factor) / self.factor)
         rows, columns = self.size or (rows, x.shape[-1])
         flat = pad(x.reshape(*x.shape[:2], -1, x.shape[-1]), (0, -x.shape[-1] % columns))
         tiles = flat.unflatten(-1, (-1, columns)).movedim(-2, 2)
@@ -241,14 +240,14 @@ class Simulation:
         s = self.by("product", torch.matmul)(q, k.mT) / scale
         s = self.at("scaled scores", self.at("scores", s) * scale)
         position, key = self.at("position", torch.arange(queries)[:, None] + (keys - queries)), torch.arange(keys)
-        hidden = torch.zeros(1, 1, queries, keys, dtype=torch.bool)
+        hidden = self.at("hidden", NEVER)
         if mask.causal:
-            hidden = hidden | (key > self.at("limit", position))
+            s = s.masked_fill(key > self.at("limit", position), hidden)
         if mask.window is not None:
-            hidden = hidden | ((position - key).abs() >= self.at("window", mask.window))
+            s = s.masked_fill((position - key).abs() >= self.at("window", mask.window), hidden)
         if mask.key_lengths is not None:
-            hidden = hidden | (key >= self.at("lengths", torch.tensor(mask.key_lengths))[:, None, None, None])
-        return s.masked_fill(hidden, self.at("hidden", NEVER))
+            s = s.masked_fill(key >= self.at("lengths", torch.tensor(mask.key_lengths))[:, None, None, None], hidden)
+        return s
 
     def forward(self) -> Tensors:
         """Out and LSE; splits are merged in FP64."""

@@ -1,6 +1,6 @@
 """Backward kernels against those of SDPA and FlashAttention-4, side by side on one GPU.
 
-    python -m benchmarks.backward [--quick] [--parts] [--tiles]
+    python -m benchmarks.backward [--quick] [--only fa4 fa4_det] [--parts] [--tiles]
 
 BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v. Contenders take turns, so that all of
 them see the same clocks; ours are CUDA graphs, the others calls of autograd, four to a measurement. FlashAttention-4, where it
@@ -9,7 +9,8 @@ is installed, gets its own layout, tokens before heads, and adds to dQ in any or
 A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations for each head, half of that under a causal limit, whatever
 an implementation computes twice; in brackets, over cuDNN's. Ours are the portable kernels and, on a Hopper GPU, `fused`, the
 one kernel for it. Each is checked against FP64 autograd in the same run. `--parts` times the portable kernels one by one;
-`--tiles` tries launches for each of them, and says which is the fastest.
+`--tiles` tries launches for each of them, and says which is the fastest. `--only` leaves out slow passes, after which the next
+one begins on a cooler GPU, with higher clocks.
 """
 
 from __future__ import annotations
@@ -126,12 +127,14 @@ def repeated(run: Call) -> Call:
     return calls
 
 
-def row(problem: Problem, label: str) -> dict[str, float]:
-    """One line of the table; TFLOP/s by name."""
+def row(problem: Problem, label: str, only: list[str] | None) -> dict[str, float]:
+    """One line of the table, with cuDNN, the fused pass and those of `only`, or all; TFLOP/s by name."""
     others = {"cudnn": problem.sdpa(SDPBackend.CUDNN_ATTENTION), "flash": problem.sdpa(SDPBackend.FLASH_ATTENTION)}
     if FlashAttn().digest:
         others |= {"fa4": problem.fa4(False), "fa4_det": problem.fa4(True)}
     ours = {name: partial(problem.ours, runs) for name, runs in OURS.items() if name == "portable" or is_hopper()}
+    kept = {"cudnn", "fused", *(only or (others | ours))}
+    others, ours = ({name: run for name, run in each.items() if name in kept} for each in (others, ours))
     runs = {name: repeated(run) for name, run in others.items()} | {name: graphed(run) for name, run in ours.items()}
     rates = {name: problem.operations / value / 1e12 for name, value in seconds_of_calls(runs).items()}
     errors = {name: max(problem.errors(run())) for name, run in (others | ours).items()}
@@ -171,6 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, text in (("quick", "N = 4096 only"), ("parts", "each kernel"), ("tiles", "try launches")):
         parser.add_argument(f"--{name}", action="store_true", help=text)
+    parser.add_argument("--only", nargs="+", help="the passes beside cudnn and fused; by default all")
     options = parser.parse_args()
     lengths = (4096,) if options.quick else (1024, 4096, 16384)
     print(environment(), "TFLOP/s")
@@ -183,7 +187,7 @@ def main() -> None:
         if options.tiles:
             try_tiles(problem, label)
             continue
-        rates.append(row(problem, label))
+        rates.append(row(problem, label, options.only))
         if options.parts:
             show_parts(problem, label)
     for name, other in itertools.product(OURS, ("cudnn", "flash", "fa4", "fa4_det")):

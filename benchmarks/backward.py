@@ -6,11 +6,11 @@ BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of 
 them see the same clocks; ours are CUDA graphs, the others calls of autograd, four to a measurement. FlashAttention-4, where it
 is installed, gets its own layout, tokens before heads, and adds to dQ in any order or, as `fa4_det`, in one.
 
-A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations for each head, half of that under a causal limit, whatever
-an implementation computes twice; in brackets, over cuDNN's. Ours are the portable kernels and, on a Hopper GPU, `fused`, the
-one kernel for it. Each is checked against FP64 autograd in the same run. `--parts` times the portable kernels one by one;
-`--tiles` tries launches for each of them, and says which is the fastest. `--only` leaves out slow passes, after which the next
-one begins on a cooler GPU, with higher clocks.
+A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations for each head, half of that under a causal limit; what an
+implementation computes twice is counted once. In brackets is the ratio to cuDNN's figure. Ours are the portable kernels and, on
+a Hopper GPU, `fused`, the one kernel for it. Each is checked against FP64 autograd in the same run. `--parts` times the
+portable kernels one by one; `--tiles` tries launches for each of them, and says which is the fastest. `--only` leaves out slow
+passes, after which the next one would begin on a cooler GPU.
 """
 
 from __future__ import annotations
@@ -174,7 +174,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, text in (("quick", "N = 4096 only"), ("parts", "each kernel"), ("tiles", "try launches")):
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--only", nargs="+", help="the passes beside cudnn and fused; by default all")
+    others = ("flash", "fa4", "fa4_det", "portable")
+    parser.add_argument("--only", nargs="+", choices=others, help="what is timed beside cudnn and fused; by default all")
     options = parser.parse_args()
     lengths = (4096,) if options.quick else (1024, 4096, 16384)
     print(environment(), "TFLOP/s")

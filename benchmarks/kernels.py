@@ -1,17 +1,17 @@
-"""Forward kernels against SDPA cuDNN and, where it is installed, FlashAttention-4, side by side on one GPU.
+"""Our forward kernels beside those of SDPA and, where it is installed, FlashAttention-4, on one GPU.
 
     python -m benchmarks.kernels [--quick] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision e4m3fn] [--rescale-threshold 8]
 
-BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v. FlashAttention-4 gets them in its own
-layout, tokens before heads.
+BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v, of 16,384 and 32,768 tokens.
+FlashAttention-4 gets them in its own layout, tokens before heads.
 
 With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums promoted after every tile of keys (not at d =
 256), or never; and with scales, from BF16, of a head, of blocks, and of blocks after a rotation. One line for each: the kernel
 with what runs before it (quantiser, or the layout of k and v), and alone.
 
 Every kernel is captured in a CUDA graph of four launches and the graphs are replayed in turn, twelve rounds, so that all of
-them see the same clocks: a GPU under load lowers them by a tenth. The figure is the median over rounds, without the host's
-share.
+them see about the same clocks: a GPU under load lowers them by a tenth. `--only` leaves out slow kernels, after which the next
+one would begin on a cooler GPU. The figure is the median over rounds, without the host's share.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head_dim")
-    parser.add_argument("--only", nargs="+", help="in BF16, the kernels beside ours for Hopper GPUs; by default all")
+    others = ("sdpa cudnn", "sdpa flash", "numdev portable", "fa4")
+    parser.add_argument("--only", nargs="+", choices=others, help="in BF16, what is timed beside `numdev hopper`; by default all")
     parser.add_argument("--precision", choices=["bf16", "e4m3fn"], default="bf16")
     parser.add_argument("--rescale-threshold", type=float, default=0.0, help="of the Hopper kernel: 8 omits most rescales")
     options = parser.parse_args()
@@ -164,7 +165,7 @@ def main() -> None:
         batch, kind = max(1, TOKENS // n), f"d {dim}" if heads == kv_heads else f"{heads} heads on {kv_heads}"
         q, k, v = (torch.randn(batch, each, n, dim, device="cuda", dtype=torch.bfloat16) for each in (heads, kv_heads, kv_heads))
         runs = contenders(q, k, v, causal=causal, threshold=options.rescale_threshold)
-        times = seconds({name: run for name, run in runs.items() if name in ("numdev hopper", *(options.only or runs))})
+        times = seconds({name: run for name, run in runs.items() if name in ("numdev hopper", *(options.only or others))})
         flops = 4 * batch * heads * n * n * dim * (0.5 if causal else 1.0)
         over = {name: value / times["numdev hopper"] for name, value in times.items() if name in ("sdpa cudnn", "fa4")}
         rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())

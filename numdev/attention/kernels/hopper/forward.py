@@ -2,10 +2,10 @@
 
 A computing warp group owns 64 rows of Q. Its loop is skewed by one block of keys, so that the tensor cores compute `P V` of one
 block and `Q K^T` of the next while the group computes softmax. Three groups take turns (ping-pong), so that the products of one
-overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2); two are faster without, but where
-sums of `P V` are promoted. A program processes a list of tiles, and issues the first product of the next tile together with the
-last product of the current one. Blocks of keys are visited from the last to the first, within a split, so that the masked ones
-come before the main loop; splits from the first to the last.
+overlap the exponentials of another (FlashAttention-3, Shah et al. 2024, sections 3.1 and 3.2); two are faster without turns,
+and take them only where sums of `P V` are promoted. A program processes a list of tiles, and issues the first product of the
+next tile together with the last product of the current one. Blocks of keys are visited from the last to the first, within a
+split, so that the masked ones come before the main loop; splits from the first to the last.
 
 Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha and O in FP32; exponentials are `ex2.approx`.
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
@@ -31,9 +31,9 @@ Barriers, all in shared memory. A phase completes after the listed arrivals and,
 | k_full, v_full (stage) | 1 and bytes | the loader, arming it for the copy | every group, before it reads the block |
 | k_empty, v_empty (stage) | GROUPS | every group, having used or skipped the block | the loader, before the next block there |
 | v_tail (one) | 1 and bytes | as v_full, if a block is partly padding | the loader: it clears that, then arrives at v_full |
-| turn (group) | 1 | group c - 1, its products issued; for group 0 first the program | group c, before it issues its own |
+| turn (group) | 1 | the group before, its products issued; for group 0 first the program | group c, before it issues its own |
 
-Budget of 16 bits, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64:
+Budget of 16 bits, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d = 256 it is 64. In brackets, with joined splits:
 
 | | 64 | 64, three | 128 | 256 |
 |---|---|---|---|---|

@@ -109,7 +109,10 @@ def _scale(n):
 
 @gluon.jit
 def scaled(x, factor, SKIPS: gl.constexpr):
-    """`x factor` of rows `[64, n]` and `[64, 1]`; with SKIPS a warp of which all factors are 1 branches over the products."""
+    """`x factor`, x `[64, n]` in the layout of a product, factor `[64, 1]`.
+
+    With SKIPS a warp, which has 16 of the rows, skips the multiplications if its factors are all 1; the bits are the same.
+    """
     if SKIPS:
         asm: gl.constexpr = _scale(x.shape[1] // 2)
         operands = [x, factor + gl.zeros_like(x)]

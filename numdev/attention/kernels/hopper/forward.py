@@ -45,7 +45,8 @@ Budget of 16 bits, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d 
 | registers per thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
 | registers allotted per thread | 240 | 160 | 240 | 240 |
 
-All threads together have `128 (groups * registers + 24)` of the 65,536 registers of a multiprocessor; a loading thread has 24.
+All threads together have `128 (groups * registers + own)` of the 65,536 registers of a multiprocessor; `own`, of a loading
+thread, is what the computing ones leave: 24 beside two groups, 32 beside three.
 """
 
 from typing import Any, NamedTuple

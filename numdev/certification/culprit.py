@@ -206,7 +206,8 @@ class Search:
         self.light = light = [case for case in cases if case.inputs.sizes[1] <= _MANY_KEYS] or cases
         self.telling = light[:_TELLING]
         is_forward = self.of_pass is FORWARD  # its sums are over keys alone
-        broad = [case for case in light if case.inputs.mask.is_none and max(case.inputs.sizes[is_forward:]) > 12 * _FEW_KEYS]
+        unmasked = [case for case in light if case.inputs.mask.is_none]
+        broad = [case for case in unmasked if max(case.inputs.sizes[int(is_forward) :]) > 12 * _FEW_KEYS]
         self.few = list(dict.fromkeys((*(light[:1] if errs else ()), *broad, *light)))[:2]
         different = {tuple(each.parts(case.inputs.sizes[1]) for case in self.few): each for each in reversed(SPLIT)}
         self.layouts = (UNSPLIT, tuple(different.values())) if is_forward else (UNSPLIT[:-2], ())

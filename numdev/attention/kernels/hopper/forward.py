@@ -779,24 +779,13 @@ def attention(
         barriers(GROUPS, 1),
     )
     mbarrier.arrive(shared.turn.index(0), count=1)
+    loading = (setting, shared, work, d_q, d_k, d_v)
+    computing = (setting, shared, work, d_o, lse, scale)
     if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (load, (setting, shared, work, d_q, d_k, d_v)),
-                (compute, (setting, shared, work, d_o, lse, scale)),
-                (compute, (setting, shared, work, d_o, lse, scale)),
-            ],
-            [4, 4],
-            [REGISTERS, REGISTERS],
-        )
+        gl.warp_specialize([(load, loading), (compute, computing), (compute, computing)], [4, 4], [REGISTERS, REGISTERS])
     else:
         gl.warp_specialize(
-            [
-                (load, (setting, shared, work, d_q, d_k, d_v)),
-                (compute, (setting, shared, work, d_o, lse, scale)),
-                (compute, (setting, shared, work, d_o, lse, scale)),
-                (compute, (setting, shared, work, d_o, lse, scale)),
-            ],
+            [(load, loading), (compute, computing), (compute, computing), (compute, computing)],
             [4, 4, 4],
             [REGISTERS, REGISTERS, REGISTERS],
         )

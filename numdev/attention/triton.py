@@ -42,7 +42,9 @@ from numdev.attention.kernels.launch import (
     device_of,
     held_dtype,
     require,
+    shared_bytes,
     split_count,
+    streaming,
 )
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
@@ -291,9 +293,15 @@ class Triton(Planned, Attention):
         device, splits, size = device_of(q.device), self.splits or 1, self.split_size
         masked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
         launch = choose(self.fmt, q.shape[-1], *masked, device, self.br, self.bc)
+        blocks, fills = q.shape[0] * q.shape[1], False
         if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
-            splits = split_count(q.shape[0] * q.shape[1], k.shape[2], launch.bc, device.multiprocessors)
-        fills = self.kernel is Kernel.AUTO and splits > 1  # the portable kernel splits the keys, and fills the GPU so
+            splits = split_count(blocks, k.shape[2], launch.bc, device.multiprocessors)
+            # The portable kernel splits the keys to give each multiprocessor a program; all its programs run at once.
+            at_once = blocks <= device.multiprocessors and size is None and not self._is_narrow
+            fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
+            if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
+                tiles = math.ceil(k.shape[2] / launch.bc / splits)
+                launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, q.shape[-1])))
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
 

@@ -381,6 +381,9 @@ class _Device:
     def computing_group(self) -> Int:
         return Int(self._machine._here.group - 1)
 
+    def hidden_zero(self, _: int) -> Int:
+        return Int(0)
+
     def scaled(self, x: Any, factor: Any, _: bool) -> Any:
         return x * factor
 

@@ -173,6 +173,12 @@ def choose(
     return replace(preferred[0].with_sides(br, bc, _LARGE_FORWARD), stages=2).with_stages(fits)
 
 
+def streaming(launch: Launch, tiles: int, fits: Callable[[Launch], bool]) -> Launch:
+    """A launch of `FEW_ROWS` for programs that meet so many tiles of keys, in as many stages as pay for filling them and fit."""
+    stages = 2 if tiles == 1 else 3 if tiles <= 16 else 4
+    return replace(launch, stages=stages).with_stages(fits)
+
+
 def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device) -> tuple[Launch, ...]:
     """The launches to try, in the order of preference."""
     if device.generation == "interpreter":

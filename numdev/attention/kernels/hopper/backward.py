@@ -1,10 +1,10 @@
 """The backward pass for Hopper GPUs in one kernel, with additions to dQ in a fixed order, in Gluon.
 
 A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and visits every tile of queries of every head
-that shares them. It accumulates dK and dV in registers and computes its share of dQ, which a storing warp passes to the copy
-engine. The programs do so in a fixed order: the first stores its share in an FP32 workspace, the others add theirs one after the
-other. `numdev.attention.kernels.hopper.order` has the walk, the order, and the reason why there is no deadlock. Every launch
-gives the same bits. Each tile takes five products:
+that shares them. It accumulates dK and dV in registers and computes its share of dQ, which two storing warps, one for every
+second tile, pass to the copy engine. The programs do so in a fixed order: the first stores its share in an FP32 workspace, the
+others add theirs one after the other. `numdev.attention.kernels.hopper.order` has the walk, the order, and the reason why there
+is no deadlock. Every launch gives the same bits. Each tile takes five products:
 
     S^T = K Q^T,  P^T = 2^(scale log2(e) S^T - LSE log2(e)),  dP^T = V dO^T,  dS^T = P^T o (dP^T - delta)
     dV += F(P^T) dO,  dK += F(dS^T) Q,  dQ += F(dS) K;  dK times scale here, dQ where the workspace is converted
@@ -14,8 +14,12 @@ The policy is `kernel(F)` of the backward pass: inputs, P, dS and outputs in F, 
 
 Everything is transposed, keys down and queries across, since P^T and dS^T then leave the accumulator in the layout in which the
 next product reads them from registers. dS^T passes through shared memory too, since each group's part of dQ needs all 128 keys:
-group w computes 64 columns of it at d = 128, 64 rows at d = 64. The loop is rotated: S of the next tile is computed together with
-the products of the current one.
+group w computes 64 columns of it at d = 128, 64 rows at d = 64.
+
+An iteration finishes a tile and begins the next: dQ of the tile before, dV and dK; then S and dP of the next one, P during dP,
+and dS. So the groups, which take turns with the products, can be half a tile apart, and one computes exponentials while the
+tensor cores work for the other. P and dS stay in registers from one iteration to the next, and no product is in flight then:
+the compiler would wait for each.
 
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
@@ -23,18 +27,19 @@ Barriers, all in shared memory. A phase completes after the listed arrivals and,
 |---|---|---|---|
 | kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
 | q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
-| q_empty (stage) | 2 | each group, after dK, which comes after dV | the loader, before the next Q and the next dO there |
+| q_empty (stage) | 2 | each group, after dV and dK | the loader, before the next Q and the next dO there |
 | ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
-| dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer |
+| dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer; the other group, before its next dS^T |
 | dq_empty (buffer and group) | 1 | the storer, when the copy engine has read it | group w, before the next dQ there |
 | k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
+| turn (group) | 1 | the other group, its products issued; for group 0 first the program | group w, before it finishes a tile |
 
-Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: the storer waits until
+Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: a storer waits until
 the counter equals the number of its tile (acquire), and increments it when its own addition has been performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
 queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program per multiprocessor. Registers per thread for dK, dV,
-S, dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of dP.
+S, dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of S.
 """
 
 from typing import Any, NamedTuple
@@ -53,15 +58,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from numdev.attention.kernels.hopper import order
 from numdev.attention.kernels.hopper.primitives import (
+    CASTS,
     add_to_global,
     aggregate,
     await_kernel_before,
     await_turn,
     barriers,
+    hidden_zero,
     let_kernel_after_start,
+    packed,
     pass_turn_on,
     performed,
     thread_barrier,
+    unpacked,
 )
 
 place = gluon.jit(order.place)
@@ -72,6 +81,8 @@ first_tile = gluon.jit(order.first_tile)
 KEYS = gl.constexpr(64)  # of a computing warp group: one wgmma instruction is 64 rows
 TILE = gl.constexpr(order.TILE)
 NEVER = gl.constexpr(2**31 - 1)
+THREADS = gl.constexpr(128)  # of a warp group, each of which holds so many numbers of the group's part of dQ:
+NUMBERS = gl.constexpr(32)
 LOG2E = gl.constexpr(1.4426950408889634)
 
 
@@ -107,13 +118,14 @@ class Setting:
 
     Attributes:
         per: tiles of queries in a unit.
+        cast: the instructions by which numbers of P and dS become a word.
         s, o, p: layouts of S^T and dP^T [KEYS, br], of dK and dV [KEYS, dim], and of P^T and dS^T as operands.
         dq: layout of a warp group's part of dQ [64, 64].
         query, key: layouts of a number for each query, and for each key of S^T.
         rows: layout of a buffer [KEYS, dim] that is cleared.
     """
 
-    __annotations__ = dict.fromkeys((*Code._fields, "per", "s", "o", "p", "dq", "query", "key", "rows"), gl.constexpr)
+    __annotations__ = dict.fromkeys((*Code._fields, "per", "cast", "s", "o", "p", "dq", "query", "key", "rows"), gl.constexpr)
 
     @gluon.constexpr_function
     def __init__(self, code):
@@ -122,6 +134,7 @@ class Setting:
         s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.br, 16])
         o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 16])
         self.per = gl.constexpr(128 // code.br)
+        self.cast = gl.constexpr(CASTS[code.dtype.name])
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 2))
@@ -188,6 +201,7 @@ class Shared:
     dq_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
     k_done: gl.shared_memory_descriptor
+    turn: gl.shared_memory_descriptor
 
 
 @gluon.jit
@@ -261,24 +275,22 @@ def load(setting, shared, work, descs):
 @gluon.jit
 def clear(setting, buffer, tail):
     """Zero the rows of a buffer `[KEYS, dim]` from `tail` on: their P is 0, but 0 times NaN would be NaN."""
+    buffer = buffer.reshape((KEYS, setting.dim))
     rows = gl.arange(0, KEYS, gl.SliceLayout(1, setting.rows))
     buffer.store(gl.where(gl.expand_dims(rows, 1) < tail, buffer.load(setting.rows), 0.0))
 
 
 @gluon.jit
 def own_keys(w: gl.constexpr, setting, shared, work):
-    """K and V `[KEYS, dim]` of group w in shared memory, rows that do not exist cleared."""
-    k = shared.k.index(w).reshape((KEYS, setting.dim))
-    v = shared.v.index(w).reshape((KEYS, setting.dim))
+    """Wait for K and V of group w, and clear the rows that do not exist."""
     mbarrier.wait(shared.kv_full.index(0), 0)
     if setting.padded:
         tail = work.length - work.tile * TILE - KEYS * w
         if tail < KEYS:
-            clear(setting, k, tail)
-            clear(setting, v, tail)
+            clear(setting, shared.k.index(w), tail)
+            clear(setting, shared.v.index(w), tail)
             fence_async_shared()
             thread_barrier()
-    return k, v
 
 
 @gluon.jit
@@ -323,15 +335,11 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
     await_turn(turn, work.tile - first)
     thread_barrier()
     for w in gl.static_range(2):
-        row = tile * setting.br
-        column = w * 64
-        if setting.dim == 64:
-            row = row + w * 64
-            column = 0
+        row = (tile * 2 + w) * THREADS
         if work.tile == first:
-            tma.async_copy_shared_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
+            tma.async_copy_shared_to_global(d_dq, [work.b, h, row, 0], shared.dq.index(at * 2 + w))
         else:
-            add_to_global(d_dq, [work.b, h, row, column], shared.dq.index(at * 2 + w))
+            add_to_global(d_dq, [work.b, h, row, 0], shared.dq.index(at * 2 + w))
     tma.store_wait(0)
     thread_barrier()  # the lane that has waited need not be the lane that arrives
     mbarrier.arrive(shared.dq_empty.index(at * 2), count=1)
@@ -340,45 +348,34 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
 
 
 @gluon.jit
-def store(setting, shared, work, d_dq, turns):
-    """The storing warp: the program's share of dQ of every tile of queries, in the order of the walk."""
+def store(part: gl.constexpr, setting, shared, work, d_dq, turns):
+    """A storing warp: the program's share of dQ of the even or of the odd tiles, in the order of the walk."""
     await_kernel_before()  # which sets the counters to 0
     let_kernel_after_start()
-    i = 0
-    for at in range(work.count):
-        unit = unit_at(at, work.end)
-        for g in range(work.shared_by):
-            for part in gl.static_range(setting.per):
-                store_tile(setting, shared, work, d_dq, turns, i, work.kv * work.shared_by + g, unit, part)
-                i += 1
+    heads = setting.per * work.shared_by
+    for i in range(part, work.count * heads, 2):
+        h = work.kv * work.shared_by + i // setting.per % work.shared_by
+        store_tile(setting, shared, work, d_dq, turns, i, h, unit_at(i // heads, work.end), i % setting.per)
     performed()
 
 
 @gluon.jit
-def scores(setting, shared, k, at):
-    """`S^T = K Q^T [KEYS, br]` of the tile of queries in buffer `at`, in flight."""
+def against(setting, keys, queries):
+    """`S^T = K Q^T` or `dP^T = V dO^T [KEYS, br]` of two buffers, in flight."""
     zeros = gl.zeros([KEYS, setting.br], gl.float32, setting.s)
-    q = shared.q.index(at).reshape((setting.br, setting.dim)).permute((1, 0))  # [dim, br]
-    return warpgroup_mma(k, q, zeros, use_acc=False, is_async=True)
+    columns = queries.reshape((setting.br, setting.dim)).permute((1, 0))  # [dim, br]
+    return warpgroup_mma(keys.reshape((KEYS, setting.dim)), columns, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def value_products(setting, shared, v, at):
-    """`dP^T = V dO^T [KEYS, br]`, in flight."""
-    zeros = gl.zeros([KEYS, setting.br], gl.float32, setting.s)
-    do = shared.do.index(at).reshape((setting.br, setting.dim)).permute((1, 0))  # [dim, br]
-    return warpgroup_mma(v, do, zeros, use_acc=False, is_async=True)
+def as_operand(setting, words):
+    return gl.convert_layout(unpacked(words, setting.dtype), setting.p, assert_trivial=True)
 
 
 @gluon.jit
 def row_of(setting, buffer, at):
     """LSE or delta `[br]` of the tile of queries in buffer `at`."""
     return buffer.index(at).reshape((setting.br,)).load(setting.query)
-
-
-@gluon.jit
-def as_operand(setting, x):
-    return gl.convert_layout(x.to(setting.dtype), setting.p)
 
 
 @gluon.jit
@@ -400,45 +397,73 @@ def query_product(w: gl.constexpr, setting, shared, b):
 
 
 @gluon.jit
-def step(w: gl.constexpr, setting, shared, work, i, last, s, dk, dv, k, v, row, scale2, MASK: gl.constexpr):
-    """Process one tile of queries, i of the stream, whose S is already computed; dk and dv are `[KEYS, dim]`.
+def leave_query(w: gl.constexpr, setting, shared, i, dq, exists):
+    """Pass the group's part of dQ of tile i, if that exists, to the storer: for each thread the 32 numbers that it holds.
 
-    After the last tile the next S is computed from a buffer that is no longer filled; its result is not used.
+    These are rows `16 warp + 8 x + lane // 4` and columns `8 y + 2 (lane % 4) + z` of the part, x and z of 0 and 1.
+    """
+    b = i & 1  # also of a tile -1
+    mbarrier.wait(shared.dq_empty.index(b * 2 + w), ((i // 2) & 1) ^ 1, pred=exists)
+    of_threads = dq.reshape([4, 2, 8, 8, 4, 2]).permute([0, 2, 4, 3, 1, 5]).reshape([THREADS, NUMBERS])
+    shared.dq.index(b * 2 + w).reshape((THREADS, NUMBERS)).store(of_threads)
+    fence_async_shared()
+    mbarrier.arrive(shared.dq_full.index(b * 2 + w), count=1, pred=exists)
+
+
+@gluon.jit
+def begin(w: gl.constexpr, setting, shared, work, i, last, row, scale2, MASK: gl.constexpr):
+    """P^T and dS^T of tile i of the stream as words, dS^T in shared memory too, and pass the turn on.
+
+    Without any tile, of what lies in the buffers: the result is not used.
     """
     at = i % setting.stages
     parity = (i // setting.stages) & 1
-    q = shared.q.index(at).reshape((setting.br, setting.dim))
-    do = shared.do.index(at).reshape((setting.br, setting.dim))
-    mbarrier.wait(shared.do_full.index(at), parity)
-    dp = value_products(setting, shared, v, at)  # [KEYS, br]
+    own = w + hidden_zero(i)
+    mbarrier.wait(shared.q_full.index(at), parity, pred=i < last)
+    s = against(setting, shared.k.index(own), shared.q.index(at))  # [KEYS, br]
+    mbarrier.wait(shared.do_full.index(at), parity, pred=i < last)
+    dp = against(setting, shared.v.index(own), shared.do.index(at))  # [KEYS, br]
+    mbarrier.arrive(shared.turn.index(1 - w), count=1, pred=i > 0)
+    s = warpgroup_mma_wait(1, deps=(s,))
     p = probabilities(w, setting, work, s, row_of(setting, shared.lse2, at), row, scale2, MASK)
     dp = warpgroup_mma_wait(0, deps=(dp,))
-    delta = row_of(setting, shared.delta, at)
-    ds = p * (dp - gl.expand_dims(delta, 0))
-    p_operand = as_operand(setting, p)
-    ds_rounded = ds.to(setting.dtype)
-    dv_next = warpgroup_mma(p_operand, do, dv, is_async=True)  # [KEYS, dim]
+    ds = packed(p * (dp - gl.expand_dims(row_of(setting, shared.delta, at), 0)), setting.dtype, setting.cast)
     b = i % 2
-    b_parity = (i // 2) & 1
-    shared.ds.index(b * 2 + w).store(ds_rounded)
+    mbarrier.wait(shared.dq_full.index(b * 2 + 1 - w), ((i // 2) & 1) ^ 1)  # the other group has read what lies there
+    shared.ds.index(b * 2 + w).store(unpacked(ds, setting.dtype))
     fence_async_shared()
     mbarrier.arrive(shared.ds_full.index(b), count=1)
-    dk_next = warpgroup_mma(gl.convert_layout(ds_rounded, setting.p), q, dk, is_async=True)  # [KEYS, dim]
-    mbarrier.wait(shared.ds_full.index(b), b_parity)
+    return packed(p, setting.dtype, setting.cast), ds
+
+
+@gluon.jit
+def finish(w: gl.constexpr, setting, shared, i, p, ds, dk, dv):
+    """Add tile i of the stream to dK and dV `[KEYS, dim]`, and compute dQ of the tile before, if there is one.
+
+    Of that tile the other group has left its dS^T already, while that of tile i it may still compute.
+    """
+    at = i % setting.stages
+    b = (i + 1) % 2
+    mbarrier.wait(shared.ds_full.index(b), ((i - 1) // 2) & 1, pred=i > 0)
     dq = query_product(w, setting, shared, b)  # [64, 64]
-    dv = warpgroup_mma_wait(3, deps=(dv_next,))
-    dk = warpgroup_mma_wait(2, deps=(dk_next,))
+    do = shared.do.index(at).reshape((setting.br, setting.dim))
+    dv = warpgroup_mma(as_operand(setting, p), do, dv, is_async=True)
+    q = shared.q.index(at).reshape((setting.br, setting.dim))
+    dk = warpgroup_mma(as_operand(setting, ds), q, dk, is_async=True)
+    dq = warpgroup_mma_wait(2, deps=(dq,))
+    leave_query(w, setting, shared, i - 1, dq, i > 0)
+    dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(shared.q_empty.index(at), count=1)  # of dO too
-    at_next = (i + 1) % setting.stages
-    mbarrier.wait(shared.q_full.index(at_next), ((i + 1) // setting.stages) & 1, pred=i + 1 < last)
-    s_next = scores(setting, shared, k, at_next)
-    dq = warpgroup_mma_wait(1, deps=(dq,))
-    mbarrier.wait(shared.dq_empty.index(b * 2 + w), b_parity ^ 1)
-    shared.dq.index(b * 2 + w).reshape((64, 64)).store(dq)
-    fence_async_shared()
-    mbarrier.arrive(shared.dq_full.index(b * 2 + w), count=1)
-    s = warpgroup_mma_wait(0, deps=(s_next,))  # if a product stayed in flight across iterations, the compiler would wait for each
-    return s, dk, dv
+    return dk, dv
+
+
+@gluon.jit
+def step(w: gl.constexpr, setting, shared, work, i, last, p, ds, dk, dv, scale2, MASK: gl.constexpr):
+    """Begin tile i, and finish the one before: nothing is in flight from one iteration to the next."""
+    mbarrier.wait(shared.turn.index(w), (i - 1) & 1)
+    dk, dv = finish(w, setting, shared, i - 1, p, ds, dk, dv)
+    p, ds = begin(w, setting, shared, work, i, last, row_at(setting, work, i) if MASK else 0, scale2, MASK)
+    return p, ds, dk, dv
 
 
 @gluon.jit
@@ -452,24 +477,30 @@ def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
     """Computing warp group w: keys `64 w` to `64 w + 63` of the tile."""
     dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     dv = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
-    k, v = own_keys(w, setting, shared, work)
+    own_keys(w, setting, shared, work)
     heads = setting.per * work.shared_by
     last = work.count * heads
     whole = (work.count - work.edge) * heads
-    mbarrier.wait(shared.q_full.index(0), 0, pred=last > 0)
-    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, k, 0),))
-    top = 0
-    rest = whole
+    MASKED: gl.constexpr = setting.causal or setting.masked or setting.windowed
+    p, ds = begin(w, setting, shared, work, 0, last, row_at(setting, work, 0), scale2, MASKED)
+    top = 1
+    rest = gl.maximum(whole, 1)
     if setting.windowed:
-        top = work.top * heads
-        rest = gl.maximum(top, whole)
-        for i in range(top):
-            s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, row_at(setting, work, i), scale2, True)
+        top = gl.maximum(work.top * heads, 1)
+        rest = gl.maximum(top, rest)
+        for i in range(1, top):
+            p, ds, dk, dv = step(w, setting, shared, work, i, last, p, ds, dk, dv, scale2, True)
     for i in range(top, whole):
-        s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, 0, scale2, False)
+        p, ds, dk, dv = step(w, setting, shared, work, i, last, p, ds, dk, dv, scale2, False)
     if setting.causal or setting.masked:
         for i in range(rest, last):
-            s, dk, dv = step(w, setting, shared, work, i, last, s, dk, dv, k, v, row_at(setting, work, i), scale2, True)
+            p, ds, dk, dv = step(w, setting, shared, work, i, last, p, ds, dk, dv, scale2, True)
+    if last > 0:
+        dk, dv = finish(w, setting, shared, last - 1, p, ds, dk, dv)
+        b = (last - 1) % 2
+        mbarrier.wait(shared.ds_full.index(b), ((last - 1) // 2) & 1)
+        dq = warpgroup_mma_wait(0, deps=(query_product(w, setting, shared, b),))
+        leave_query(w, setting, shared, last - 1, dq, True)
     leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
     mbarrier.arrive(shared.k_done.index(0), count=1)
     mbarrier.wait(shared.k_done.index(0), 0)
@@ -482,9 +513,9 @@ def gradients(
     d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv, d_dq, turns, lengths, scale2, scale,
     tiles, units, keys, shift, span, heads, shared_by, together, CODE: gl.constexpr,
 ):  # fmt: skip
-    """One program: a loading warp, a storing one and two computing warp groups, over one tile of keys.
+    """One program: a loading warp, two storing ones and two computing warp groups, over one tile of keys.
 
-    d_dq describes the workspace `[batch, heads, rows, dim]` in FP32, for dQ without its scale; `turns` is 0 at the start, and
+    d_dq describes the workspace, dQ without its scale in FP32 in the order of `leave_query`; `turns` is 0 at the start, and
     `scale2` is `scale log2(e)`.
     """
     setting = Setting(CODE)
@@ -499,7 +530,7 @@ def gradients(
         gl.allocate_shared_memory(CODE.dtype, [2, 1, 1, KEYS, CODE.dim], d_k.layout),
         gl.allocate_shared_memory(CODE.dtype, [2, 1, 1, KEYS, CODE.dim], d_v.layout),
         gl.allocate_shared_memory(CODE.dtype, [4, KEYS, CODE.br], DS),
-        gl.allocate_shared_memory(gl.float32, [4, 1, 1, 64, 64], d_dq.layout),
+        gl.allocate_shared_memory(gl.float32, [4, 1, 1, THREADS.value, NUMBERS.value], d_dq.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_lse2.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_delta.layout),
         barriers(STAGES, 2),
@@ -510,16 +541,19 @@ def gradients(
         barriers(4, 1),
         barriers(4, 1),
         barriers(1, 2),
+        barriers(2, 1),
     )
+    mbarrier.arrive(shared.turn.index(0), count=1)
     gl.warp_specialize(
         [
             (compute, (0, setting, shared, work, tensors, scale2, scale)),
             (compute, (1, setting, shared, work, tensors, scale2, scale)),
             (load, (setting, shared, work, tensors)),
-            (store, (setting, shared, work, d_dq, turns)),
+            (store, (0, setting, shared, work, d_dq, turns)),
+            (store, (1, setting, shared, work, d_dq, turns)),
         ],
-        [4, 1, 1],
-        [REGISTERS, 24, 24],
+        [4, 1, 1, 1],
+        [REGISTERS, 24, 24, 24],
     )
 
 
@@ -584,7 +618,10 @@ def convert(
     needed = additions(at // TILE, keys, shift, span, CAUSAL, WINDOWED)
     while tl.atomic_add(turns + first // BR, 0, sem="acquire", scope="gpu") < needed:
         tl.inline_asm_elementwise("nanosleep.u32 256; mov.u32 $0, 0;", "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1)
-    x = tl.load(total + (first + tl.arange(0, ROWS))[:, None] * DIM + inner, mask=is_row & (needed > 0), other=0.0)  # [ROWS, DIM]
+    each = tl.arange(0, ROWS * DIM)
+    x = tl.load(total + first * DIM + each, mask=(each >= 0) & (needed > 0), other=0.0)
+    # As `leave_query` has left them: part, warp, lane // 4, lane % 4, y, x, z.
+    x = x.reshape([DIM // 64, 4, 8, 4, 8, 2, 2]).permute([1, 5, 2, 0, 4, 3, 6]).reshape([ROWS, DIM])
     o_dq = b * dq.batch + (head % heads) * dq.head + row[:, None] * dq.row + inner * dq.dim
     tl.store(dq.at + o_dq, (x * scale).to(dq.at.dtype.element_ty), mask=is_row)
     if tl.program_id(0) == tl.num_programs(0) - 1:

@@ -93,6 +93,16 @@ def computing_group():
     return gl.inline_asm_elementwise(asm, "=r,r", [0], dtype=gl.int32, is_pure=True, pack=1)
 
 
+@gluon.jit
+def hidden_zero(i):
+    """0 for an `i >= 0`, which the compiler does not see.
+
+    Added to the number of a buffer, it makes the compiler compute the addresses in that buffer in each iteration. Otherwise they
+    stay in registers through the loop, two for each step of a product, and where these run out, in local memory.
+    """
+    return gl.inline_asm_elementwise("shr.u32 $0, $1, 31;", "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
+
+
 @gluon.constexpr_function
 def _scale(n):
     """Assembly for the n numbers of a thread, two of one row and two of another in turn, and what its operands are.

@@ -37,7 +37,13 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from numdev.attention.kernels.hopper import order
-from numdev.attention.kernels.hopper.primitives import aggregate, await_kernel_before, barriers, let_kernel_after_start
+from numdev.attention.kernels.hopper.primitives import (
+    aggregate,
+    await_kernel_before,
+    barriers,
+    hidden_zero,
+    let_kernel_after_start,
+)
 
 place = gluon.jit(order.place)
 
@@ -252,15 +258,17 @@ def load(setting, shared, work, d_x1, d_x2, d_y1, d_y2, d_lse2, d_delta):
 def against(setting, x, buffer):
     """`X Y^T [ROWS, ROWS]` of a block, in flight."""
     zeros = gl.zeros([ROWS, ROWS], gl.float32, setting.s)
-    return warpgroup_mma(x, buffer.reshape((ROWS, setting.dim)).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    y = buffer.reshape((ROWS, setting.dim)).permute((1, 0))
+    return warpgroup_mma(x.reshape((ROWS, setting.dim)), y, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def value_products(setting, shared, x2, i):
+def value_products(setting, shared, own, i):
     """dP or `dP^T [ROWS, ROWS]` of block i of the stream, in flight, as the sum of two products if Y_2 comes in halves."""
     mbarrier.wait(shared.y2_full.index(0), i & 1)
     if setting.halves:
         zeros = gl.zeros([ROWS, ROWS], gl.float32, setting.s)
+        x2 = shared.x2.index(own).reshape((ROWS, setting.dim))
         columns: gl.constexpr = setting.dim // 2
         left = shared.y2.index(0).reshape((ROWS, columns)).permute((1, 0))
         half = warpgroup_mma(x2.slice(0, columns, dim=1), left, zeros, use_acc=False, is_async=True)
@@ -268,7 +276,7 @@ def value_products(setting, shared, x2, i):
         right = shared.y2.index(1).reshape((ROWS, columns)).permute((1, 0))
         dp = warpgroup_mma(x2.slice(columns, columns, dim=1), right, half, is_async=True)
     else:
-        dp = against(setting, x2, shared.y2.index(0))
+        dp = against(setting, shared.x2.index(own), shared.y2.index(0))
     return dp
 
 
@@ -310,11 +318,11 @@ def as_operand(setting, x):
 
 
 @gluon.jit
-def scores(setting, shared, x1, i):
+def scores(setting, shared, own, i):
     """S or `S^T [ROWS, ROWS]` of block i of the stream, in flight."""
     at = i % 2
     mbarrier.wait(shared.y1_full.index(at), (i // 2) & 1)
-    return against(setting, x1, shared.y1.index(at))
+    return against(setting, shared.x1.index(own), shared.y1.index(at))
 
 
 @gluon.jit
@@ -346,24 +354,25 @@ def addition(setting, shared, p, dp, acc, i, delta):
 
 
 @gluon.jit
-def step(w: gl.constexpr, setting, shared, work, i, block, p, dp, acc, x1, x2, lse2, delta, scale2, MASK: gl.constexpr):
+def step(w: gl.constexpr, setting, shared, work, i, block, p, dp, acc, lse2, delta, scale2, MASK: gl.constexpr):
     """Add block i of the stream, whose P and dP are at hand, and begin the next one, which is `block` of its head.
 
     For dV the groups take turns, so that the products of one overlap the exponentials of the other. For dQ and dK turns would
     make a group wait for Y_2, of which there is room for one block alone.
     """
+    own = w + hidden_zero(i)
     at = i % 2
     if setting.of_values:
         mbarrier.wait(shared.turn.index(w), i & 1)
     total = addition(setting, shared, p, dp, acc, i, delta)
-    s = scores(setting, shared, x1, i + 1)
+    s = scores(setting, shared, own, i + 1)
     if setting.of_values:
         mbarrier.arrive(shared.turn.index(1 - w), count=1)
         acc = warpgroup_mma_wait(1, deps=(total,))
         mbarrier.arrive(shared.y2_empty.index(at), count=1)
         s = warpgroup_mma_wait(0, deps=(s,))
     else:
-        dp = value_products(setting, shared, x2, i + 1)
+        dp = value_products(setting, shared, own, i + 1)
         acc = warpgroup_mma_wait(setting.stages + 1, deps=(total,))
         mbarrier.arrive(shared.y1_empty.index(at), count=1)
         s = warpgroup_mma_wait(setting.stages, deps=(s,))
@@ -372,10 +381,10 @@ def step(w: gl.constexpr, setting, shared, work, i, block, p, dp, acc, x1, x2, l
 
 
 @gluon.jit
-def walk(w: gl.constexpr, setting, shared, work, i, start, stop, p, dp, acc, x1, x2, lse2, delta, scale2, MASK: gl.constexpr):
+def walk(w: gl.constexpr, setting, shared, work, i, start, stop, p, dp, acc, lse2, delta, scale2, MASK: gl.constexpr):
     """Begin the blocks `start` to `stop` of one head; i blocks of the stream came before them."""
     for block in range(start, stop):
-        p, dp, acc = step(w, setting, shared, work, i - 1, block, p, dp, acc, x1, x2, lse2, delta, scale2, MASK)
+        p, dp, acc = step(w, setting, shared, work, i - 1, block, p, dp, acc, lse2, delta, scale2, MASK)
         i += 1
     return i, p, dp, acc
 
@@ -383,8 +392,6 @@ def walk(w: gl.constexpr, setting, shared, work, i, start, stop, p, dp, acc, x1,
 @gluon.jit
 def compute(w: gl.constexpr, setting, shared, work, d_out, scale2, scale):
     """Computing warp group w: rows `64 w` to `64 w + 63` of the tile."""
-    x1 = shared.x1.index(w).reshape((ROWS, setting.dim))
-    x2 = x1 if setting.of_values else shared.x2.index(w).reshape((ROWS, setting.dim))
     mbarrier.wait(shared.x_full.index(0), 0)
     lse2 = gl.zeros([ROWS], gl.float32, setting.row)
     delta = lse2
@@ -392,10 +399,10 @@ def compute(w: gl.constexpr, setting, shared, work, d_out, scale2, scale):
         lse2 = shared.lse2.index(w).reshape((ROWS,)).load(setting.row)
         delta = shared.delta.index(w).reshape((ROWS,)).load(setting.row)
     acc = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)
-    s = scores(setting, shared, x1, 0)
+    s = scores(setting, shared, w, 0)
     dp = s
     if not setting.of_values:
-        dp = value_products(setting, shared, x2, 0)
+        dp = value_products(setting, shared, w, 0)
     s = warpgroup_mma_wait(0 if setting.of_values else setting.stages, deps=(s,))
     MASKED: gl.constexpr = setting.causal or (setting.of_rows and setting.ragged)
     p, dp = factors(w, setting, shared, work, s, dp, 0, work.first, lse2, scale2, MASKED)
@@ -403,23 +410,21 @@ def compute(w: gl.constexpr, setting, shared, work, d_out, scale2, scale):
     start = work.first + 1
     for _ in range(work.heads):
         if setting.windowed or (setting.causal and not setting.of_rows):
-            i, p, dp, acc = walk(
-                w, setting, shared, work, i, start, work.whole_first, p, dp, acc, x1, x2, lse2, delta, scale2, True
-            )
+            i, p, dp, acc = walk(w, setting, shared, work, i, start, work.whole_first, p, dp, acc, lse2, delta, scale2, True)
         i, p, dp, acc = walk(
             w, setting, shared, work, i, gl.maximum(start, work.whole_first), work.whole_last,
-            p, dp, acc, x1, x2, lse2, delta, scale2, False,
+            p, dp, acc, lse2, delta, scale2, False,
         )  # fmt: skip
         if setting.windowed or (setting.of_rows and MASKED):
             i, p, dp, acc = walk(
                 w, setting, shared, work, i, gl.maximum(start, work.whole_last), work.last,
-                p, dp, acc, x1, x2, lse2, delta, scale2, True,
+                p, dp, acc, lse2, delta, scale2, True,
             )  # fmt: skip
         start = work.first
     acc = warpgroup_mma_wait(0, deps=(addition(setting, shared, p, dp, acc, i - 1, delta),))
     if not setting.of_values:
         acc = acc * scale
-    x1.store(acc.to(setting.dtype))  # the other group does not read it
+    shared.x1.index(w).reshape((ROWS, setting.dim)).store(acc.to(setting.dtype))  # the other group does not read it
     fence_async_shared()
     tma.async_copy_shared_to_global(d_out, [work.b, work.h, work.row + ROWS * w, 0], shared.x1.index(w))
     tma.store_wait(0)

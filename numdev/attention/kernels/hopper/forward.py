@@ -43,6 +43,7 @@ Budget of 16 bits, for d = 64 (two groups; three), 128 and 256; Bc is 128, at d 
 | with joined splits KB of Q (one set at d = 128), and of O in FP32 | 32, 32 | 48, 48 | 32, 64 | |
 | KB in all, of 227, plus a few words for barriers | 112 (128) | 136 (160) | 224 | 224 |
 | registers per thread for S, P, O: Bc/2 + Bc/4 + d/2 | 128 | 128 | 160 | 176 |
+| the same where Q is held in registers: d/4 more | | | 192 | |
 | registers allotted per thread | 240 | 160 | 240 | 240 |
 
 All threads together have `128 (groups * registers + own)` of the 65,536 registers of a multiprocessor; `own`, of a loading
@@ -138,15 +139,16 @@ class Setting:
         turns: whether the groups take turns.
         skips: whether a warp skips the rescale of O where none of its rows needs one.
         joins: whether a program joins the splits of a tile.
+        holds: whether a group holds Q of its tile in registers, of which masks and splits leave too few.
         cast: the instructions by which numbers of P become a word.
-        s, o, p: layouts of S, of O, and of P as an operand.
+        s, o, p, q: layouts of S, of O, and of P and Q as operands.
         row, o_row, o_column: layouts of a number for each row of S, for each row of O, and for each column of O.
         o_before: layout in shared memory of O between two splits.
     """
 
     _derived = (
-        *("narrow", "sets", "halves", "turns", "skips", "joins", "cast"),
-        *("s", "o", "p", "row", "o_row", "o_column", "o_before"),
+        *("narrow", "sets", "halves", "turns", "skips", "joins", "holds", "cast"),
+        *("s", "o", "p", "q", "row", "o_row", "o_column", "o_before"),
     )
     __annotations__ = dict.fromkeys((*Code._fields, *_derived), gl.constexpr)
 
@@ -164,10 +166,12 @@ class Setting:
         self.turns = gl.constexpr(code.groups == 3 or code.promotion > 0)
         self.skips = gl.constexpr(code.threshold > 0 or (bits == 8 and code.dim > 128))
         self.joins = gl.constexpr(joins)
+        self.holds = gl.constexpr(bits == 16 and code.dim == 128 and not (code.masked or code.split))
         self.cast = gl.constexpr(CASTS[code.dtype.name])
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
         self.p = gl.constexpr(gl.DotOperandLayout(0, o, 32 // bits))
+        self.q = gl.constexpr(gl.DotOperandLayout(0, s, 32 // bits))
         self.row = gl.constexpr(gl.SliceLayout(1, s))
         self.o_row = gl.constexpr(gl.SliceLayout(1, o))
         self.o_column = gl.constexpr(gl.SliceLayout(0, o))
@@ -407,11 +411,22 @@ def pass_over(c, setting, shared, i, count):
 
 
 @gluon.jit
+def query(setting, shared, i):
+    """For `scores`: Q `[ROWS, dim]` of buffer i where the setting holds it in registers, otherwise i."""
+    q = i
+    if setting.holds:
+        q = shared.q.index(i).reshape((ROWS, setting.dim)).load(setting.q)
+    return q
+
+
+@gluon.jit
 def scores(setting, shared, q, i):
-    """`S = Q K^T [ROWS, bc]` of block i of the stream, in flight."""
+    """`S = Q K^T [ROWS, bc]` of block i of the stream, in flight; q is a `query`."""
     k = shared.k.index(i % setting.stages).reshape((setting.bc, setting.dim)).permute((1, 0))  # [dim, bc]
     zeros = gl.zeros([ROWS, setting.bc], gl.float32, setting.s)
-    return warpgroup_mma(shared.q.index(q).reshape((ROWS, setting.dim)), k, zeros, use_acc=False, is_async=True)
+    if not setting.holds:
+        q = shared.q.index(q).reshape((ROWS, setting.dim))
+    return warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -513,11 +528,12 @@ def blocks(
     first, last, MASK: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last - 1` of a tile, of those after the first one that group c sees."""
+    tile_q = query(setting, shared, q)
     for block in range(first, last):
         key = (n - 1 - block) * setting.bc
         met = block - skip
         p_next, alpha, acc, m, row_sum, v_scale = step(
-            c, setting, shared, q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit, MASK
+            c, setting, shared, tile_q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit, MASK
         )
         p = packed(p_next, setting.dtype, setting.cast)
         acc, total = rescale(setting, acc, total, alpha, met)
@@ -649,7 +665,7 @@ def compute(setting, shared, work, d_o, lse, scale):
     at = i % setting.stages
     mbarrier.wait(shared.q_full.index(c), 0)
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
-    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, c, i),))  # [ROWS, bc]
+    s = warpgroup_mma_wait(0, deps=(scores(setting, shared, query(setting, shared, c), i),))  # [ROWS, bc]
     mbarrier.arrive(shared.k_empty.index(at), count=1)
     key = (n - 1 - skip) * setting.bc
     of_block = factor
@@ -702,8 +718,8 @@ def compute(setting, shared, work, d_o, lse, scale):
         key = (n - 1 - skip) * setting.bc
         factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
         p_next, _, acc, m_next, row_sum_next, v_next = step(
-            c, setting, shared, q_next, i, i_v, met, p, acc, m_0, row_sum_0, factor, k_at, v_at, v_scale, key, floor, limit,
-            setting.masked,
+            c, setting, shared, query(setting, shared, q_next), i, i_v, met, p, acc, m_0, row_sum_0,
+            factor, k_at, v_at, v_scale, key, floor, limit, setting.masked,
         )  # fmt: skip
         i += 1
         p = packed(p_next, setting.dtype, setting.cast)

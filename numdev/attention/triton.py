@@ -70,6 +70,7 @@ class Products(Enum):
     TF32 = "tf32"  # rounded to 10 mantissa bits first, on the tensor cores
 
 
+_STREAMED = 16384  # keys, up to which the portable kernel streams as fast as the Hopper kernel with as many programs
 _TILES = SIDES | {"tiling.order", "tiling.splits", "tiling.split_size"}
 _OWN = {"attention.products", "attention.kernel", "attention.promotion"}
 _CODES = frozenset({"precision.output"} | {name for name in STEPS if name.startswith("precision.quantise.")})
@@ -297,7 +298,7 @@ class Triton(Planned, Attention):
         if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
             splits = split_count(blocks, k.shape[2], launch.bc, device.multiprocessors)
             # The portable kernel splits the keys to give each multiprocessor a program; all its programs run at once.
-            at_once = blocks <= device.multiprocessors and size is None and not self._is_narrow
+            at_once = blocks <= device.multiprocessors and k.shape[2] <= _STREAMED and size is None and not self._is_narrow
             fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
             if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
                 tiles = math.ceil(k.shape[2] / launch.bc / splits)

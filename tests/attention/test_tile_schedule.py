@@ -132,12 +132,13 @@ def grids(draw: st.DrawFn) -> Grid:
 
 
 def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int]]:
-    """The additions of a run in which any program that can go on may be the next; started by number, ended ones make place.
+    """The additions of a run in which any warp that can go on may be the next; programs start by number, ended ones make place.
 
-    This is every speed that programs can have: what a program computes never waits for another, only its additions do.
+    This is every speed that programs can have: what a program computes never waits for another, only its additions do. Two warps
+    make these, each every second one.
     """
     rng = random.Random(seed)
-    waiting = [grid.additions(number) for number in range(grid.programs)]
+    waiting = [[own[::2], own[1::2]] for own in map(grid.additions, range(grid.programs))]
     done: Counter[tuple[int, int, int]] = Counter()
     made = []
     running: list[Any] = []
@@ -146,15 +147,16 @@ def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int
         while started < grid.programs and len(running) < processors:
             running.append(started)
             started += 1
-        running_on = [n for n in running if not waiting[n] or done[waiting[n][0][:3]] == grid.rank(*waiting[n][0][2:])]
-        assert running_on, f"a deadlock of {grid} on {processors}"
-        number = rng.choice(running_on)
-        if waiting[number]:
-            head, h, unit, tile = waiting[number].pop(0)
+        ended = [number for number in running if not any(waiting[number])]
+        warps = [warp for number in running for warp in waiting[number] if warp]
+        able = [warp for warp in warps if done[warp[0][:3]] == grid.rank(*warp[0][2:])]
+        assert able or ended, f"a deadlock of {grid} on {processors}"
+        if ended and (not able or rng.random() < 0.5):
+            running.remove(rng.choice(ended))
+        else:
+            head, h, unit, tile = rng.choice(able).pop(0)
             done[head, h, unit] += 1
             made.append((head, h, unit, tile))
-        else:
-            running.remove(number)
     return made
 
 

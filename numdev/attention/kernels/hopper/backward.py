@@ -17,9 +17,9 @@ next product reads them from registers. dS^T passes through shared memory too, s
 group w computes 64 columns of it at d = 128, 64 rows at d = 64.
 
 An iteration finishes a tile and begins the next: dQ of the tile before, dV and dK; then S and dP of the next one, P during dP,
-and dS. So the groups, which take turns with the products, can be half a tile apart, and one computes exponentials while the
-tensor cores work for the other. P and dS stay in registers from one iteration to the next, and no product is in flight then:
-the compiler would wait for each.
+and dS. So the groups, which take turns with the products of the loop, can be half a tile apart, and one computes exponentials
+while the tensor cores work for the other. P and dS stay in registers from one iteration to the next. No product is in flight
+then: the compiler would put a wait behind each product that crosses an iteration.
 
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
@@ -29,17 +29,21 @@ Barriers, all in shared memory. A phase completes after the listed arrivals and,
 | q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
 | q_empty (stage) | 2 | each group, after dV and dK | the loader, before the next Q and the next dO there |
 | ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
-| dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the storer; the other group, before its next dS^T |
-| dq_empty (buffer and group) | 1 | the storer, when the copy engine has read it | group w, before the next dQ there |
+| dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the buffer's storer; the other group (see below) |
+| dq_empty (buffer and group) | 1 | its storer, when the copy engine has read it | group w, before the next dQ there |
 | k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
-| turn (group) | 1 | the other group, its products issued; for group 0 first the program | group w, before it finishes a tile |
+| turn (group) | 1 | the other group, its products issued (for group 0 first the program) | group w, in an iteration |
+
+Before it leaves dS^T in a buffer, a group waits until the other one has left dQ of the tile whose dS^T lies there.
 
 Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: a storer waits until
-the counter equals the number of its tile (acquire), and increments it when its own addition has been performed (release).
+the counter equals the number of tiles of keys that add before its own (acquire), and increments it when its own addition has
+been performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
-queries), 32 (of 64); dQ, 2 buffers, 64; in all 227 of 227, so one program per multiprocessor. Registers per thread for dK, dV,
-S, dP, P and dS: 32 + 32 + 64 + 64 + 32 + 32 (d = 64), 64 + 64 + 32 + 32 + 16 + 16 (d = 128) of 240; dQ's 32 take the place of S.
+queries), 32 (of 64); dQ, 2 buffers, 64; with LSE, delta and barriers 226 of 227, so one program per multiprocessor. Registers
+per thread for dK, dV, S and dP: 192 of 240. Words of P and dS, 32 each (d = 64) or 16, take the place of S and dP, and then dQ
+takes 32 more.
 """
 
 from typing import Any, NamedTuple
@@ -348,12 +352,12 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
 
 
 @gluon.jit
-def store(part: gl.constexpr, setting, shared, work, d_dq, turns):
+def store(first: gl.constexpr, setting, shared, work, d_dq, turns):
     """A storing warp: the program's share of dQ of the even or of the odd tiles, in the order of the walk."""
     await_kernel_before()  # which sets the counters to 0
     let_kernel_after_start()
     heads = setting.per * work.shared_by
-    for i in range(part, work.count * heads, 2):
+    for i in range(first, work.count * heads, 2):
         h = work.kv * work.shared_by + i // setting.per % work.shared_by
         store_tile(setting, shared, work, d_dq, turns, i, h, unit_at(i // heads, work.end), i % setting.per)
     performed()
@@ -414,7 +418,7 @@ def leave_query(w: gl.constexpr, setting, shared, i, dq, exists):
 def begin(w: gl.constexpr, setting, shared, work, i, last, row, scale2, MASK: gl.constexpr):
     """P^T and dS^T of tile i of the stream as words, dS^T in shared memory too, and pass the turn on.
 
-    Without any tile, of what lies in the buffers: the result is not used.
+    If there is no tile, it computes on whatever is in the buffers, and nothing uses the result.
     """
     at = i % setting.stages
     parity = (i // setting.stages) & 1
@@ -440,7 +444,8 @@ def begin(w: gl.constexpr, setting, shared, work, i, last, row, scale2, MASK: gl
 def finish(w: gl.constexpr, setting, shared, i, p, ds, dk, dv):
     """Add tile i of the stream to dK and dV `[KEYS, dim]`, and compute dQ of the tile before, if there is one.
 
-    Of that tile the other group has left its dS^T already, while that of tile i it may still compute.
+    Of that tile the other group has left its dS^T already, while that of tile i it may still compute. For the first tile a
+    product of whatever is in the buffers runs instead, which nobody is told of.
     """
     at = i % setting.stages
     b = (i + 1) % 2
@@ -459,7 +464,7 @@ def finish(w: gl.constexpr, setting, shared, i, p, ds, dk, dv):
 
 @gluon.jit
 def step(w: gl.constexpr, setting, shared, work, i, last, p, ds, dk, dv, scale2, MASK: gl.constexpr):
-    """Begin tile i, and finish the one before: nothing is in flight from one iteration to the next."""
+    """Finish tile i - 1, then begin tile i: nothing is in flight from one iteration to the next."""
     mbarrier.wait(shared.turn.index(w), (i - 1) & 1)
     dk, dv = finish(w, setting, shared, i - 1, p, ds, dk, dv)
     p, ds = begin(w, setting, shared, work, i, last, row_at(setting, work, i) if MASK else 0, scale2, MASK)

@@ -412,7 +412,7 @@ def pass_over(c, setting, shared, i, count):
 
 @gluon.jit
 def query(setting, shared, i):
-    """For `scores`: Q `[ROWS, dim]` of buffer i where the setting holds it in registers, otherwise i."""
+    """What `scores` takes: Q `[ROWS, dim]` of buffer i in registers if `setting.holds`, otherwise the number i."""
     q = i
     if setting.holds:
         q = shared.q.index(i).reshape((ROWS, setting.dim)).load(setting.q)

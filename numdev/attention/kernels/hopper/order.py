@@ -7,7 +7,7 @@ the tile; at each it visits every query head that shares the keys before it goes
 of dQ after the shares of the tiles before its own, so that every sum has one order.
 
 There is no deadlock, whatever else runs on the device. Programs start in the order of their number, those of one KV head in the
-order of their tiles (`place`), and all make their additions in the order of (unit, head), each of two warps every second one. So each
+order of their tiles (`place`), and the two warps that make additions each make theirs in the order of (unit, head). So each
 waits only for programs that started before it, and of all that run the one that started first waits for none.
 
 Why heads are visited inside units: head after head, programs with short walks under a causal limit would wait at each next head

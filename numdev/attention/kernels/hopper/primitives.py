@@ -95,10 +95,10 @@ def computing_group():
 
 @gluon.jit
 def hidden_zero(i):
-    """0 for an `i >= 0`, which the compiler does not see.
+    """0 if `i >= 0`, which the compiler cannot know.
 
     Added to the number of a buffer, it makes the compiler compute the addresses in that buffer in each iteration. Otherwise they
-    stay in registers through the loop, two for each step of a product, and where these run out, in local memory.
+    stay in registers through the loop, two registers for each step of a product, and where these run out, in local memory.
     """
     return gl.inline_asm_elementwise("shr.u32 $0, $1, 31;", "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
 

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ from numdev.attention.kernels.launch import (
     choose_backward,
     shared_bytes,
     split_count,
+    streaming,
 )
 from numdev.attention.mask import Mask
 from numdev.attention.tiling import Tiling
@@ -114,6 +116,14 @@ def test_occupies_the_gpu_and_leaves_no_range_empty(blocks: int, keys: int, bc: 
     if splits < tiles:
         assert blocks * splits >= (1 - IDLE) * multiprocessors
     assert splits == 1 or blocks * (splits - 1) < multiprocessors, "one fewer would not do"
+
+
+@given(st.sampled_from(FEW_ROWS), st.integers(1, 1000), st.integers(0, 5))
+def test_more_tiles_have_no_fewer_stages_and_all_fit(row: Launch, tiles: int, most: int) -> None:
+    made, more = (streaming(row, count, lambda each: each.stages <= most) for count in (tiles, tiles + 1))
+    assert replace(made, stages=row.stages) == row
+    assert 1 <= made.stages <= more.stages <= max(most, 1)
+    assert most < 2 or made.stages >= 2, "one tile is loaded while another is met"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"entries": [{"format": "bf16"}]}', "[]"])

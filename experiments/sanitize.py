@@ -50,6 +50,7 @@ SHAPES = (
     (1, 1, 1, 70, 70, 40, Mask(window=9)),
     (1, 2, 1, 200, 330, 64, Mask(causal=True, window=100)),
     (1, 2, 1, 200, 330, 128, Mask(causal=True, window=100)),
+    (1, 2, 1, 200, 330, 256, Mask(causal=True)),
     (2, 2, 1, 140, 512, 128, Mask(key_lengths=(512, 256))),
     (1, 1, 1, 1, 1, 16, Mask()),
 )

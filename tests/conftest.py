@@ -19,7 +19,7 @@ from jaxtyping import install_import_hook
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # kernels run in NumPy; Triton reads this when it is imported
 if os.environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
-    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # oneDNN has AMX even so; for it torch asks its own kernels for more
+    os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")  # where oneDNN has AMX, flash asks torch for AVX-512, and fails
 
 if TYPE_CHECKING:
     from numdev.results.store import Store

@@ -384,7 +384,8 @@ def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_
     """Forward, d = 256, a window, splits and a second sum of P V leave a few scalars in memory: none of S, P or O.
 
     Backward it is a few addresses and counts of the walk, as long as `hidden_zero` keeps those of stationary operands out of
-    registers. The least of the matrices, P and dS in words, are 64 bytes of a thread at d = 128, and 128 at d = 64 and 256.
+    registers. The least of the matrices that pass through an iteration are 64 bytes of a thread at d = 128 (P and dS in words),
+    and 128 at d = 64 (the same) and 256 (P and dP).
     """
     for kernel in in_a_process(kind):
         scalars = (kernel["dim"] == 256) + any(kernel.get(name) for name in ("promotion", "windowed", "split"))

@@ -30,7 +30,7 @@ from numdev.arithmetic.quantise import Scale
 from numdev.attention.base import Attention, Backward
 from numdev.attention.exact import Exact, ExactBackward
 from numdev.attention.instrumented import Instrumented, InstrumentedBackward
-from numdev.attention.kernels.hopper.primitives import barriers
+from numdev.attention.kernels.hopper.primitives import barriers, thread_barrier
 from numdev.attention.mask import Mask
 from numdev.attention.precision import BackwardPrecision, Precision
 from numdev.attention.softmax import Exponential, OnlineSoftmax
@@ -53,24 +53,34 @@ SHAPES = (
     (1, 2, 1, 200, 330, 256, Mask(causal=True)),
     (2, 2, 1, 140, 512, 128, Mask(key_lengths=(512, 256))),
     (1, 1, 1, 1, 1, 16, Mask()),
+    (2, 40, 40, 200, 200, 64, Mask(causal=True, key_lengths=(200, 77))),  # more tiles of keys than multiprocessors
+    (2, 40, 40, 200, 200, 128, Mask(causal=True, key_lengths=(200, 77))),
 )
 
 
 @gluon.jit
-def fill(c: gl.constexpr, out, turn):
-    """Group c waits until it is its turn, writes its part of `out`, and passes the turn on."""
+def fill(c: gl.constexpr, out, turn, word):
+    """Group c waits until it is its turn, writes the word that it gets to its part of `out`, and passes the next one on."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     mbarrier.wait(turn.index(c), 0)
-    gl.store(out + c * 128 + gl.arange(0, 128, layout), gl.full([128], c, gl.int32, layout))
+    value = gl.max(word.index(c).load(layout), 0)
+    gl.store(out + c * 128 + gl.arange(0, 128, layout), gl.full([128], 0, gl.int32, layout) + value)
+    word.index((c + 1) % 3).store(gl.full([1], 0, gl.int32, layout) + value + 1)
+    thread_barrier()
     mbarrier.arrive(turn.index((c + 1) % 3), count=1)
 
 
 @gluon.jit
 def warp_groups_alone(out):
-    """Three warp groups that take turns, and share nothing else."""
+    """Three warp groups that take turns, and pass a word on, which the barriers protect."""
     turn = barriers(3, 1)
+    word = gl.allocate_shared_memory(gl.int32, [3, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    word.index(0).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])))
+    thread_barrier()
     mbarrier.arrive(turn.index(0), count=1)
-    gl.warp_specialize([(fill, (0, out, turn)), (fill, (1, out, turn)), (fill, (2, out, turn))], [4, 4], [24, 24])
+    gl.warp_specialize(
+        [(fill, (0, out, turn, word)), (fill, (1, out, turn, word)), (fill, (2, out, turn, word))], [4, 4], [24, 24]
+    )
 
 
 def control() -> None:

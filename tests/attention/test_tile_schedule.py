@@ -87,7 +87,7 @@ class Grid:
         return walk(tile, self.shift, self.span, self.units, self.causal, self.span > 0)  # type: ignore[no-any-return]
 
     def additions(self, number: int) -> list[tuple[int, int, int, int]]:
-        """(KV head, query head, unit, tile) in the order in which a program makes them."""
+        """(KV head, query head, unit, tile) of the tile with a number, in the order in which a program makes them."""
         tile, head = place(number, self.tiles, self.together)
         if tile * TILE >= self.lengths[head]:
             return []
@@ -95,7 +95,7 @@ class Grid:
         return [(head, h, unit_at(step, end), tile) for step in range(end - first) for h in range(self.shared_by)]
 
     def rank(self, unit: int, tile: int) -> int:
-        """For how many additions to a unit the program of a tile waits."""
+        """For how many additions to a unit that of a tile waits."""
         return tile - first_tile(unit, self.shift, self.span, self.span > 0)  # type: ignore[no-any-return]
 
     def sees(self, query: int, key: int) -> bool:
@@ -103,7 +103,7 @@ class Grid:
         return before and (key > query + self.shift - self.span or not self.span)
 
     @property
-    def programs(self) -> int:
+    def count(self) -> int:
         return self.tiles * len(self.lengths)
 
     def seen(self) -> Counter[tuple[int, int, int, int]]:
@@ -131,40 +131,44 @@ def grids(draw: st.DrawFn) -> Grid:
     return Grid(tiles, units, keys - queries, span, causal, lengths, draw(st.integers(1, 3)), together)
 
 
-def run(grid: Grid, processors: int, seed: int) -> list[tuple[int, int, int, int]]:
-    """The additions of a run in which any warp that can go on may be the next; programs start by number, ended ones make place.
+def run(grid: Grid, programs: int, processors: int, seed: int) -> list[tuple[int, int, int, int]]:
+    """The additions of a run in which anything that can happen may be the next: the order of tiles is all that is given.
 
-    This is every speed that programs can have: what a program computes never waits for another, only its additions do. Two warps
-    make these, each every second one.
+    So many programs are launched, of which so many have a processor at a time. One that has takes tiles in the order of their
+    numbers, a second one before it has made all additions of the first. This is every speed that programs can have: what a
+    program computes never waits for another, only its additions do. Two warps make these, each every second one of a tile.
     """
     rng = random.Random(seed)
-    waiting = [[own[::2], own[1::2]] for own in map(grid.additions, range(grid.programs))]
     done: Counter[tuple[int, int, int]] = Counter()
     made = []
-    running: list[Any] = []
-    started = 0
-    while started < grid.programs or running:
-        while started < grid.programs and len(running) < processors:
-            running.append(started)
-            started += 1
-        ended = [number for number in running if not any(waiting[number])]
-        warps = [warp for number in running for warp in waiting[number] if warp]
-        able = [warp for warp in warps if done[warp[0][:3]] == grid.rank(*warp[0][2:])]
-        assert able or ended, f"a deadlock of {grid} on {processors}"
-        if ended and (not able or rng.random() < 0.5):
-            running.remove(rng.choice(ended))
-        else:
-            head, h, unit, tile = rng.choice(able).pop(0)
+    running: list[Any] = [([], []) for _ in range(min(programs, processors))]
+    left, taken = programs - len(running), 0
+    while running:
+        able = [warp for warps in running for warp in warps if warp and done[warp[0][:3]] == grid.rank(*warp[0][2:])]
+        free = [warps for warps in running if taken < grid.count and len({(at[0], at[3]) for warp in warps for at in warp}) < 2]
+        ended = [warps for warps in running if taken == grid.count and not any(warps)]
+        assert able or free or ended, f"a deadlock of {grid} with {programs} programs on {processors}"
+        chosen = rng.choice(able + free + ended)
+        if any(chosen is warp for warp in able):
+            head, h, unit, tile = chosen.pop(0)
             done[head, h, unit] += 1
             made.append((head, h, unit, tile))
+        elif any(chosen is warps for warps in free):
+            additions = grid.additions(taken)
+            taken += 1
+            for first, warp in enumerate(chosen):
+                warp.extend(additions[first::2])
+        else:
+            running = [warps for warps in running if warps is not chosen] + [([], [])] * min(left, 1)
+            left -= min(left, 1)
     return made
 
 
 @settings(max_examples=300, deadline=None)
-@given(grids(), st.integers(1, 6), st.integers())
-def test_every_share_is_added_once_and_the_run_ends(grid: Grid, processors: int, seed: int) -> None:
-    """On any number of multiprocessors, of which other work may hold all but one."""
-    made = run(grid, processors, seed)
+@given(grids(), st.integers(1, 6), st.integers(1, 6), st.integers())
+def test_every_share_is_added_once_and_the_run_ends(grid: Grid, programs: int, processors: int, seed: int) -> None:
+    """Whatever else holds processors, all but one."""
+    made = run(grid, programs, processors, seed)
     assert Counter(made) == grid.seen()
 
 

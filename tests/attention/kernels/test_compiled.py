@@ -255,7 +255,7 @@ def hopper_backward(dim: int, causal: bool, windowed: bool, masked: bool, padded
     br = QUERIES[dim]
     tiles, keys, rows = descriptor(gl.bfloat16, br, dim), descriptor(gl.bfloat16, 64, dim), descriptor(gl.float32, br)
     types = {"d_q": tiles, "d_do": tiles, "d_k": keys, "d_v": keys, "d_dk": keys, "d_dv": keys, "d_lse2": rows, "d_delta": rows}
-    types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 64, 64), "turns": "*i32"}
+    types |= {"lengths": "*i32", "scale2": "fp32", "scale": "fp32", "d_dq": descriptor(gl.float32, 128, 32), "counters": "*i32"}
     values = {"CODE": backward.Code(br, dim, STAGES, gl.bfloat16, causal, windowed, masked, padded, REGISTERS)}
     kernel = compile_for(backward.gradients, values, types, 90, {"num_warps": 4})
     return [{"dim": dim, "flags": (causal, windowed, masked, padded)} | needs(kernel, 90)]

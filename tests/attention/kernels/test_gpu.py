@@ -109,6 +109,8 @@ def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
             limits = (mask, replace(mask, window=200), replace(mask, key_lengths=LENGTHS))[: 2 if dim == 256 else 3]
             for fmt, limited in itertools.product((BF16, FP16), limits):
                 yield replace(HOPPER, forward=Triton(fmt), fmt=fmt), (3, 4, 2, 515, 643, dim), limited
+            several = (replace(mask, key_lengths=(465, 0, 128, 300, 1, 77)), replace(mask, window=100)) if dim < 256 else ()
+            yield from ((HOPPER, (6, 30, 15, 333, 465, dim), limited) for limited in several)  # 360 tiles: several of a program
 
 
 @pytest.mark.parametrize(("kernel", "sizes", "mask"), [*cases()])
@@ -157,8 +159,8 @@ def test_splits_of_a_fixed_size_give_a_row_the_same_bits_in_prefill_and_in_decod
 @on_hopper
 @pytest.mark.parametrize("dim", [64, 128])
 def test_more_tiles_of_keys_than_run_at_once_in_several_streams(dim: int) -> None:
-    """129 programs of each of four launches, which share the GPU and end; each has the bits of a launch alone."""
-    inputs, mask = on_gpu((1, 1, 1, 16512, 16512, dim)), Mask()
+    """258 tiles in each of four launches, which share the GPU and end; each launch has the bits of one alone."""
+    inputs, mask = on_gpu((1, 2, 2, 16512, 16512, dim)), Mask()
     saved = forward(inputs, mask)
     alone = HOPPER.backward(*inputs, saved, mask)
     near_golden(alone, inputs, mask, 3 * BF16.u)

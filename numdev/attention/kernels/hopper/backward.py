@@ -1,10 +1,10 @@
 """The backward pass for Hopper GPUs in one kernel, with additions to dQ in a fixed order, in Gluon.
 
-A program owns 128 keys of a KV head, 64 for each of two computing warp groups, and visits every tile of queries of every head
-that shares them. It accumulates dK and dV in registers and computes its share of dQ, which two storing warps, one for every
-second tile, pass to the copy engine. The programs do so in a fixed order: the first stores its share in an FP32 workspace, the
-others add theirs one after the other. `numdev.attention.kernels.hopper.order` has the walk, the order, and the reason why there
-is no deadlock. Every launch gives the same bits. Each tile takes five products:
+A program takes one tile of 128 keys after the other, 64 for each of two computing warp groups, and visits every tile of queries
+of every head that shares them. It accumulates dK and dV in registers and computes its share of dQ, which two storing warps, one
+for every second tile, pass to the copy engine. The tiles of keys do so in a fixed order: the first stores its share in an FP32
+workspace, the others add theirs one after the other. `numdev.attention.kernels.hopper.order` has the walk, the order, and the
+reason why there is no deadlock. Every launch gives the same bits. Each tile takes five products:
 
     S^T = K Q^T,  P^T = 2^(scale log2(e) S^T - LSE log2(e)),  dP^T = V dO^T,  dS^T = P^T o (dP^T - delta)
     dV += F(P^T) dO,  dK += F(dS^T) Q,  dQ += F(dS) K;  dK times scale here, dQ where the workspace is converted
@@ -17,31 +17,37 @@ next product reads them from registers. dS^T passes through shared memory too, s
 group w computes 64 columns of it at d = 128, 64 rows at d = 64.
 
 An iteration finishes a tile and begins the next: dQ of the tile before, dV and dK; then S and dP of the next one, P during dP,
-and dS. So the groups, which take turns with the products of the loop, can be half a tile apart, and one computes exponentials
+and dS. So the groups, which take turns with these products, but for dQ, can be half a tile apart, and one computes exponentials
 while the tensor cores work for the other. P and dS stay in registers from one iteration to the next. No product is in flight
 then: the compiler would put a wait behind each product that crosses an iteration.
+
+There are as many programs as multiprocessors. From one tile of keys to the next, tiles of queries are one stream, whose numbers
+go on; loads run ahead, and additions to dQ lag behind.
 
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
-| kv_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before their first product |
+| number_full (second tile of keys) | 1 | the loader, with the number of the tile taken | both groups, both storers |
+| number_empty (second tile of keys) | 4 | each of these, which has read it | the loader, before the next number there |
+| k_full, v_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before the first S^T, dP^T of a walk |
+| k_empty (one) | 2 | each group, its last dQ made | the loader, before the next K |
+| v_empty (one) | 2 | each group, when the copy engine has read its dV and dK there | the loader, before the next V |
 | q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
 | q_empty (stage) | 2 | each group, after dV and dK | the loader, before the next Q and the next dO there |
 | ds_full (buffer) | 2 | each group, its half of dS^T in shared memory | both groups, before dQ |
 | dq_full (buffer and group) | 1 | group w, its part of dQ in shared memory | the buffer's storer; the other group (see below) |
 | dq_empty (buffer and group) | 1 | its storer, when the copy engine has read it | group w, before the next dQ there |
-| k_done (one) | 2 | each group, its last dQ made: that reads the K of both | both groups, before dK leaves through that of K |
-| turn (group) | 1 | the other group, its products issued (for group 0 first the program) | group w, in an iteration |
+| turn (group) | 1 | the other group, S and dP issued (for group 0 first the program) | group w, before dV or a walk's first S^T |
 
 Before it leaves dS^T in a buffer, a group waits until the other one has left dQ of the tile whose dS^T lies there.
 
-Across programs, `turns [batch, heads, tiles of queries]` counts the additions that have reached memory: a storer waits until
-the counter equals the number of tiles of keys that add before its own (acquire), and increments it when its own addition has
-been performed (release).
+Across programs, `counters` begins with the number of tiles taken. Then `[batch, heads, tiles of queries]` count the additions
+that have reached memory: a storer waits until the counter equals the number of tiles of keys that add before its own (acquire),
+and increments it when its own addition has been performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
-queries), 32 (of 64); dQ, 2 buffers, 64; with LSE, delta and barriers 226 of 227, so one program per multiprocessor. Registers
+queries), 32 (of 64); dQ, 2 buffers, 64; with LSE, delta and barriers 227 of 227, so one program per multiprocessor. Registers
 per thread for dK, dV, S and dP: 192 of 240. Words of P and dS, 32 each (d = 64) or 16, take the place of S and dP, and then dQ
 takes 32 more.
 """
@@ -72,7 +78,6 @@ from numdev.attention.kernels.hopper.primitives import (
     let_kernel_after_start,
     packed,
     pass_turn_on,
-    performed,
     thread_barrier,
     unpacked,
 )
@@ -122,6 +127,8 @@ class Setting:
 
     Attributes:
         per: tiles of queries in a unit.
+        apart: whether the first step of a walk, which has no dQ, has machine code of its own. At d = 64 it has not: with a mask
+            short walks are slower by an eighth then, and there are 147 KB of code.
         cast: the instructions by which numbers of P and dS become a word.
         s, o, p: layouts of S^T and dP^T [KEYS, br], of dK and dV [KEYS, dim], and of P^T and dS^T as operands.
         dq: layout of a warp group's part of dQ [64, 64].
@@ -129,7 +136,9 @@ class Setting:
         rows: layout of a buffer [KEYS, dim] that is cleared.
     """
 
-    __annotations__ = dict.fromkeys((*Code._fields, "per", "cast", "s", "o", "p", "dq", "query", "key", "rows"), gl.constexpr)
+    __annotations__ = dict.fromkeys(
+        (*Code._fields, "per", "apart", "cast", "s", "o", "p", "dq", "query", "key", "rows"), gl.constexpr
+    )
 
     @gluon.constexpr_function
     def __init__(self, code):
@@ -138,6 +147,7 @@ class Setting:
         s = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.br, 16])
         o = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, code.dim, 16])
         self.per = gl.constexpr(128 // code.br)
+        self.apart = gl.constexpr(code.dim == 128)
         self.cast = gl.constexpr(CASTS[code.dtype.name])
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
@@ -149,26 +159,40 @@ class Setting:
 
 
 @aggregate
-class Work:
-    """A program's tile of keys, and its walk: `count` units up to before `end`, each of every query head.
+class Problem:
+    """Sizes: tiles of keys of a head and of all together, units of queries, keys in memory, and how queries see them.
 
-    Of these the first `top` and the last `edge` need a mask. `length` is the number of keys that exist, `shift` how much further
-    than its own number a query sees, `span` how many keys up to there.
+    `shift` is how much further than its own number a query sees, `span` how many keys up to there. `heads` are query heads,
+    `shared_by` those per KV head; `together` KV heads start together. `lengths` are the keys that exist.
+    """
+
+    tiles: gl.tensor
+    total: gl.tensor
+    units: gl.tensor
+    keys: gl.tensor
+    shift: gl.tensor
+    span: gl.tensor
+    heads: gl.tensor
+    shared_by: gl.tensor
+    together: gl.tensor
+    lengths: gl.tensor
+
+
+@aggregate
+class Work:
+    """A tile of keys, and its walk: `count` units up to before `end`, each of every query head.
+
+    Of these the first `top` and the last `edge` need a mask. `length` is the number of keys that exist.
     """
 
     tile: gl.tensor
     b: gl.tensor
     kv: gl.tensor
-    heads: gl.tensor
-    shared_by: gl.tensor
-    units: gl.tensor
     end: gl.tensor
     count: gl.tensor
     top: gl.tensor
     edge: gl.tensor
     length: gl.tensor
-    shift: gl.tensor
-    span: gl.tensor
 
 
 @aggregate
@@ -197,31 +221,35 @@ class Shared:
     dq: gl.shared_memory_descriptor
     lse2: gl.shared_memory_descriptor
     delta: gl.shared_memory_descriptor
+    number: gl.shared_memory_descriptor
+    number_full: gl.shared_memory_descriptor
+    number_empty: gl.shared_memory_descriptor
+    k_full: gl.shared_memory_descriptor
+    k_empty: gl.shared_memory_descriptor
+    v_full: gl.shared_memory_descriptor
+    v_empty: gl.shared_memory_descriptor
     q_empty: gl.shared_memory_descriptor
-    kv_full: gl.shared_memory_descriptor
     q_full: gl.shared_memory_descriptor
     do_full: gl.shared_memory_descriptor
     ds_full: gl.shared_memory_descriptor
     dq_full: gl.shared_memory_descriptor
     dq_empty: gl.shared_memory_descriptor
-    k_done: gl.shared_memory_descriptor
     turn: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def work_of(setting, lengths, tiles, units, keys, shift, span, heads, shared_by, together):
-    """The program's tile: `together` KV heads start together, the tile with the longest walk of each first.
+def work_of(setting, problem, number):
+    """The tile with this number: `together` KV heads start together, the tile with the longest walk of each first.
 
-    `tiles` counts tiles of keys, `units` units of queries, `keys` keys in memory, `heads` query heads, and `shared_by` query
-    heads per KV head. `together` divides the number of KV heads of all batch entries.
+    `together` divides the number of KV heads of all batch entries.
     """
-    tile, head = place(gl.program_id(0), tiles, together)
-    kv_heads = heads // shared_by
+    tile, head = place(number, problem.tiles, problem.together)
+    kv_heads = problem.heads // problem.shared_by
     b = head // kv_heads
-    length = keys
+    length = problem.keys
     if setting.masked:
-        length = gl.load(lengths + b)
-    first, end, whole, whole_end = walk(tile, shift, span, units, setting.causal, setting.windowed)
+        length = gl.load(problem.lengths + b)
+    first, end, whole, whole_end = walk(tile, problem.shift, problem.span, problem.units, setting.causal, setting.windowed)
     count = end - first
     edge = tile * 0
     top = tile * 0
@@ -236,17 +264,36 @@ def work_of(setting, lengths, tiles, units, keys, shift, span, heads, shared_by,
     if setting.windowed:
         top = gl.minimum(end - whole_end, count)
         edge = gl.minimum(edge, count)
-    return Work(tile, b, head % kv_heads, heads, shared_by, units, end, count, top, edge, length, shift, span)
+    return Work(tile, b, head % kv_heads, end, count, top, edge, length)
 
 
 @gluon.jit
-def load_keys(setting, d_k, d_v, k, v, full, work):
-    """The tile's K and V: a buffer of each for each computing warp group."""
-    mbarrier.expect(full.index(0), 2 * (d_k.block_type.nbytes + d_v.block_type.nbytes))
+def publish(shared, n, number):
+    """Leave the number of the program's n-th tile to the other warps."""
+    mbarrier.wait(shared.number_empty.index(n % 2), ((n // 2) & 1) ^ 1)
+    shared.number.index(n % 2).store(gl.full([1], number, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    thread_barrier()
+    mbarrier.arrive(shared.number_full.index(n % 2), count=1)
+
+
+@gluon.jit
+def next_number(warps: gl.constexpr, shared, n):
+    """The number of the program's n-th tile, for a partition of so many warps; after the last one, that of no tile."""
+    mbarrier.wait(shared.number_full.index(n % 2), (n // 2) & 1)
+    number = gl.max(shared.number.index(n % 2).load(gl.BlockedLayout([1], [32], [warps], [0])), 0)
+    thread_barrier()
+    mbarrier.arrive(shared.number_empty.index(n % 2), count=1)
+    return number
+
+
+@gluon.jit
+def load_keys(desc, buffer, full, empty, n, work):
+    """Load K or V of the program's n-th tile, when the one before is not needed: a buffer for each computing warp group."""
+    mbarrier.wait(empty.index(0), (n & 1) ^ 1)
+    mbarrier.expect(full.index(0), 2 * desc.block_type.nbytes)
     for w in gl.static_range(2):
-        key = work.tile * TILE + KEYS * w
-        tma.async_copy_global_to_shared(d_k, [work.b, work.kv, key, 0], full.index(0), k.index(w))
-        tma.async_copy_global_to_shared(d_v, [work.b, work.kv, key, 0], full.index(0), v.index(w))
+        at = [work.b, work.kv, work.tile * TILE + KEYS * w, 0]
+        tma.async_copy_global_to_shared(desc, at, full.index(0), buffer.index(w))
 
 
 @gluon.jit
@@ -263,17 +310,27 @@ def load_tile(setting, shared, descs, i, b, h, row):
 
 
 @gluon.jit
-def load(setting, shared, work, descs):
-    """The loading warp: K and V, then every tile of queries in the order of the walk."""
-    load_keys(setting, descs.k, descs.v, shared.k, shared.v, shared.kv_full, work)
-    await_kernel_before()  # which computes lse2 and delta
-    i = 0
-    for at in range(work.count):
-        row = unit_at(at, work.end) * TILE
-        for g in range(work.shared_by):
-            for part in gl.static_range(setting.per):
-                load_tile(setting, shared, descs, i, work.b, work.kv * work.shared_by + g, row + part * setting.br)
-                i += 1
+def load(setting, shared, problem, descs, counters):
+    """The loading warp: take a tile of keys after the other, and load K, V and the tiles of queries in the order of the walk."""
+    await_kernel_before()  # which computes lse2 and delta, and sets the counters to 0
+    let_kernel_after_start()
+    i = 0  # tiles of queries up to here
+    n = 0  # tiles of keys
+    number = gl.atomic_add(counters, 1)
+    while number < problem.total:
+        publish(shared, n, number)
+        work = work_of(setting, problem, number)
+        load_keys(descs.k, shared.k, shared.k_full, shared.k_empty, n, work)
+        load_keys(descs.v, shared.v, shared.v_full, shared.v_empty, n, work)
+        for at in range(work.count):
+            row = unit_at(at, work.end) * TILE
+            for g in range(problem.shared_by):
+                for part in gl.static_range(setting.per):
+                    load_tile(setting, shared, descs, i, work.b, work.kv * problem.shared_by + g, row + part * setting.br)
+                    i += 1
+        n += 1
+        number = gl.atomic_add(counters, 1)
+    publish(shared, n, number)
 
 
 @gluon.jit
@@ -285,10 +342,11 @@ def clear(setting, buffer, tail):
 
 
 @gluon.jit
-def own_keys(w: gl.constexpr, setting, shared, work):
-    """Wait for K and V of group w, and clear the rows that do not exist."""
-    mbarrier.wait(shared.kv_full.index(0), 0)
+def own_keys(w: gl.constexpr, setting, shared, n, work):
+    """Wait for K of the program's n-th tile. Where rows may not exist, wait for V too, and clear them in the part of group w."""
+    mbarrier.wait(shared.k_full.index(0), n & 1)
     if setting.padded:
+        mbarrier.wait(shared.v_full.index(0), n & 1)
         tail = work.length - work.tile * TILE - KEYS * w
         if tail < KEYS:
             clear(setting, shared.k.index(w), tail)
@@ -298,7 +356,7 @@ def own_keys(w: gl.constexpr, setting, shared, work):
 
 
 @gluon.jit
-def probabilities(w: gl.constexpr, setting, work, s, lse2, row, scale2, MASK: gl.constexpr):
+def probabilities(w: gl.constexpr, setting, problem, work, s, lse2, row, scale2, MASK: gl.constexpr):
     """`P^T = 2^(scale2 S^T - lse2) [KEYS, br]`, normalised by the forward pass; 0 where a key is not seen."""
     p = gl.exp2(s * scale2 - gl.expand_dims(lse2, 0))
     if MASK:
@@ -306,36 +364,37 @@ def probabilities(w: gl.constexpr, setting, work, s, lse2, row, scale2, MASK: gl
         rows = row + gl.arange(0, setting.br, setting.query)
         sees = gl.full([KEYS], 0, gl.int32, setting.key)
         if setting.causal:
-            sees = keys - work.shift
+            sees = keys - problem.shift
         if setting.masked:
             sees = gl.where(keys < work.length, sees, NEVER)
         p = gl.where(gl.expand_dims(rows, 0) >= gl.expand_dims(sees, 1), p, 0.0)
         if setting.windowed:
-            p = gl.where(gl.expand_dims(rows, 0) < gl.expand_dims(keys - work.shift + work.span, 1), p, 0.0)
+            p = gl.where(gl.expand_dims(rows, 0) < gl.expand_dims(keys - problem.shift + problem.span, 1), p, 0.0)
     return p
 
 
 @gluon.jit
-def leave(w: gl.constexpr, setting, work, desc, buffer, x):
-    """Store dK or dV `[KEYS, dim]` of group w through a buffer of its own; 0 for keys that do not exist."""
+def leave(w: gl.constexpr, setting, shared, work, desc, x):
+    """Store dK or dV `[KEYS, dim]` of group w through its buffer of V; 0 for keys that do not exist."""
     if setting.masked:
         keys = work.tile * TILE + KEYS * w + gl.arange(0, KEYS, gl.SliceLayout(1, setting.o))
         x = gl.where(gl.expand_dims(keys, 1) < work.length, x, 0.0)
+    buffer = shared.v.index(w + hidden_zero(work.tile))  # else its addresses are kept from one tile of keys to the next
     buffer.reshape((KEYS, setting.dim)).store(x.to(setting.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(desc, [work.b, work.kv, work.tile * TILE + KEYS * w, 0], buffer)
 
 
 @gluon.jit
-def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
-    """Store or add dQ of a tile of a unit of head h, tile i of the stream: the first program in the order stores it."""
+def store_tile(setting, shared, problem, work, d_dq, counters, i, h, unit, part):
+    """Store or add dQ of a tile of a unit of head h, tile i of the stream: the first tile of keys in the order stores it."""
     at = i % 2
     parity = (i // 2) & 1
     tile = unit * setting.per + part
-    turn = turns + (work.b * work.heads + h) * work.units * setting.per + tile
+    turn = counters + 1 + (work.b * problem.heads + h) * problem.units * setting.per + tile
     mbarrier.wait(shared.dq_full.index(at * 2), parity)
     mbarrier.wait(shared.dq_full.index(at * 2 + 1), parity)
-    first = first_tile(unit, work.shift, work.span, setting.windowed)
+    first = first_tile(unit, problem.shift, problem.span, setting.windowed)
     await_turn(turn, work.tile - first)
     thread_barrier()
     for w in gl.static_range(2):
@@ -352,15 +411,22 @@ def store_tile(setting, shared, work, d_dq, turns, i, h, unit, part):
 
 
 @gluon.jit
-def store(first: gl.constexpr, setting, shared, work, d_dq, turns):
+def store(first: gl.constexpr, setting, shared, problem, d_dq, counters):
     """A storing warp: the program's share of dQ of the even or of the odd tiles, in the order of the walk."""
     await_kernel_before()  # which sets the counters to 0
-    let_kernel_after_start()
-    heads = setting.per * work.shared_by
-    for i in range(first, work.count * heads, 2):
-        h = work.kv * work.shared_by + i // setting.per % work.shared_by
-        store_tile(setting, shared, work, d_dq, turns, i, h, unit_at(i // heads, work.end), i % setting.per)
-    performed()
+    heads = setting.per * problem.shared_by
+    base = 0  # tiles of queries of the walks before
+    n = 0
+    number = next_number(1, shared, n)
+    while number < problem.total:
+        work = work_of(setting, problem, number)
+        for i in range((base + first) % 2, work.count * heads, 2):
+            h = work.kv * problem.shared_by + i // setting.per % problem.shared_by
+            unit = unit_at(i // heads, work.end)
+            store_tile(setting, shared, problem, work, d_dq, counters, base + i, h, unit, i % setting.per)
+        base += work.count * heads
+        n += 1
+        number = next_number(1, shared, n)
 
 
 @gluon.jit
@@ -401,35 +467,34 @@ def query_product(w: gl.constexpr, setting, shared, b):
 
 
 @gluon.jit
-def leave_query(w: gl.constexpr, setting, shared, i, dq, exists):
-    """Pass the group's part of dQ of tile i, if that exists, to the storer: for each thread the 32 numbers that it holds.
+def leave_query(w: gl.constexpr, setting, shared, i, dq):
+    """Pass the group's part of dQ of tile i to the storer: for each thread the 32 numbers that it holds.
 
     These are rows `16 warp + 8 x + lane // 4` and columns `8 y + 2 (lane % 4) + z` of the part, x and z of 0 and 1.
     """
-    b = i & 1  # also of a tile -1
-    mbarrier.wait(shared.dq_empty.index(b * 2 + w), ((i // 2) & 1) ^ 1, pred=exists)
+    b = i % 2
+    mbarrier.wait(shared.dq_empty.index(b * 2 + w), ((i // 2) & 1) ^ 1)
     of_threads = dq.reshape([4, 2, 8, 8, 4, 2]).permute([0, 2, 4, 3, 1, 5]).reshape([THREADS, NUMBERS])
     shared.dq.index(b * 2 + w).reshape((THREADS, NUMBERS)).store(of_threads)
     fence_async_shared()
-    mbarrier.arrive(shared.dq_full.index(b * 2 + w), count=1, pred=exists)
+    mbarrier.arrive(shared.dq_full.index(b * 2 + w), count=1)
 
 
 @gluon.jit
-def begin(w: gl.constexpr, setting, shared, work, i, last, row, scale2, MASK: gl.constexpr):
-    """P^T and dS^T of tile i of the stream as words, dS^T in shared memory too, and pass the turn on.
-
-    If there is no tile, it computes on whatever is in the buffers, and nothing uses the result.
-    """
+def begin(w: gl.constexpr, setting, shared, problem, work, n, i, row, scale2, FIRST: gl.constexpr, MASK: gl.constexpr):
+    """P^T and dS^T of tile i of the stream as words, dS^T in shared memory too, and pass the turn on."""
     at = i % setting.stages
     parity = (i // setting.stages) & 1
     own = w + hidden_zero(i)
-    mbarrier.wait(shared.q_full.index(at), parity, pred=i < last)
+    mbarrier.wait(shared.q_full.index(at), parity)
     s = against(setting, shared.k.index(own), shared.q.index(at))  # [KEYS, br]
-    mbarrier.wait(shared.do_full.index(at), parity, pred=i < last)
+    if FIRST:
+        mbarrier.wait(shared.v_full.index(0), n & 1)
+    mbarrier.wait(shared.do_full.index(at), parity)
     dp = against(setting, shared.v.index(own), shared.do.index(at))  # [KEYS, br]
-    mbarrier.arrive(shared.turn.index(1 - w), count=1, pred=i > 0)
+    mbarrier.arrive(shared.turn.index(1 - w), count=1)
     s = warpgroup_mma_wait(1, deps=(s,))
-    p = probabilities(w, setting, work, s, row_of(setting, shared.lse2, at), row, scale2, MASK)
+    p = probabilities(w, setting, problem, work, s, row_of(setting, shared.lse2, at), row, scale2, MASK)
     dp = warpgroup_mma_wait(0, deps=(dp,))
     ds = packed(p * (dp - gl.expand_dims(row_of(setting, shared.delta, at), 0)), setting.dtype, setting.cast)
     b = i % 2
@@ -441,90 +506,131 @@ def begin(w: gl.constexpr, setting, shared, work, i, last, row, scale2, MASK: gl
 
 
 @gluon.jit
-def finish(w: gl.constexpr, setting, shared, i, p, ds, dk, dv):
-    """Add tile i of the stream to dK and dV `[KEYS, dim]`, and compute dQ of the tile before, if there is one.
+def finish(w: gl.constexpr, setting, shared, i, has_dq, p, ds, dk, dv, TURN: gl.constexpr, APART: gl.constexpr):
+    """Add tile i of the stream to dK and dV `[KEYS, dim]`, with TURN in turns, and compute dQ of the tile before, if `has_dq`.
 
-    Of that tile the other group has left its dS^T already, while that of tile i it may still compute. For the first tile a
-    product of whatever is in the buffers runs instead, which nobody is told of.
+    Of that tile the other group has left its dS^T already, while that of tile i it may still compute. If tile i is the first of
+    a walk, there is no such dQ. APART leaves the product out; else one of whatever is in the buffers runs, and nothing uses its
+    result. It is in turns too, since in its turn no buffer of dS^T is written.
     """
     at = i % setting.stages
     b = (i + 1) % 2
-    mbarrier.wait(shared.ds_full.index(b), ((i - 1) // 2) & 1, pred=i > 0)
-    dq = query_product(w, setting, shared, b)  # [64, 64]
+    if TURN:
+        mbarrier.wait(shared.turn.index(w), (i + 1) & 1, pred=True if APART else has_dq == 0)
+    if not APART:
+        mbarrier.wait(shared.ds_full.index(b), ((i - 1) // 2) & 1, pred=has_dq)
+        dq = query_product(w, setting, shared, b)  # [64, 64]
+        if TURN:
+            mbarrier.wait(shared.turn.index(w), (i + 1) & 1, pred=has_dq)
     do = shared.do.index(at).reshape((setting.br, setting.dim))
     dv = warpgroup_mma(as_operand(setting, p), do, dv, is_async=True)
     q = shared.q.index(at).reshape((setting.br, setting.dim))
     dk = warpgroup_mma(as_operand(setting, ds), q, dk, is_async=True)
-    dq = warpgroup_mma_wait(2, deps=(dq,))
-    leave_query(w, setting, shared, i - 1, dq, i > 0)
+    if not APART:
+        dq = warpgroup_mma_wait(2, deps=(dq,))
+        if has_dq:
+            leave_query(w, setting, shared, i - 1, dq)
     dv, dk = warpgroup_mma_wait(0, deps=(dv, dk))
     mbarrier.arrive(shared.q_empty.index(at), count=1)  # of dO too
     return dk, dv
 
 
 @gluon.jit
-def step(w: gl.constexpr, setting, shared, work, i, last, p, ds, dk, dv, scale2, MASK: gl.constexpr):
-    """Finish tile i - 1, then begin tile i: nothing is in flight from one iteration to the next."""
-    mbarrier.wait(shared.turn.index(w), (i - 1) & 1)
-    dk, dv = finish(w, setting, shared, i - 1, p, ds, dk, dv)
-    p, ds = begin(w, setting, shared, work, i, last, row_at(setting, work, i) if MASK else 0, scale2, MASK)
+def step(
+    w: gl.constexpr, setting, shared, problem, work, base, i, p, ds, dk, dv, scale2, APART: gl.constexpr, MASK: gl.constexpr
+):
+    """Finish tile i - 1 of the walk, then begin tile i: nothing is in flight from one iteration to the next."""
+    has_dq = True if setting.apart else i > 1
+    dk, dv = finish(w, setting, shared, base + i - 1, has_dq, p, ds, dk, dv, True, APART)
+    row = row_at(setting, problem, work, i) if MASK else 0
+    p, ds = begin(w, setting, shared, problem, work, 0, base + i, row, scale2, False, MASK)
     return p, ds, dk, dv
 
 
 @gluon.jit
-def row_at(setting, work, i):
-    """The first query of tile i of the stream; the tiles of a unit are visited upwards."""
-    return unit_at(i // (setting.per * work.shared_by), work.end) * TILE + (i % setting.per) * setting.br
+def row_at(setting, problem, work, i):
+    """The first query of tile i of the walk; the tiles of a unit are visited upwards."""
+    return unit_at(i // (setting.per * problem.shared_by), work.end) * TILE + (i % setting.per) * setting.br
 
 
 @gluon.jit
-def compute(w: gl.constexpr, setting, shared, work, tensors, scale2, scale):
-    """Computing warp group w: keys `64 w` to `64 w + 63` of the tile."""
+def visit(w: gl.constexpr, setting, shared, problem, work, n, base, scale2):
+    """dK, without its scale, and dV `[KEYS, dim]` of group w's keys in the program's n-th tile; and dQ but for the last tile.
+
+    The walk has at least one tile of queries; `base` is the first one's number in the stream.
+    """
     dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
     dv = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
-    own_keys(w, setting, shared, work)
-    heads = setting.per * work.shared_by
+    heads = setting.per * problem.shared_by
     last = work.count * heads
     whole = (work.count - work.edge) * heads
     MASKED: gl.constexpr = setting.causal or setting.masked or setting.windowed
-    p, ds = begin(w, setting, shared, work, 0, last, row_at(setting, work, 0), scale2, MASKED)
-    top = 1
-    rest = gl.maximum(whole, 1)
+    START: gl.constexpr = 2 if setting.apart else 1
+    mbarrier.wait(shared.turn.index(w), base & 1)
+    p, ds = begin(w, setting, shared, problem, work, n, base, row_at(setting, problem, work, 0), scale2, True, MASKED)
+    if setting.apart and last > 1:
+        p, ds, dk, dv = step(w, setting, shared, problem, work, base, 1, p, ds, dk, dv, scale2, True, MASKED)
+    top = START
+    rest = gl.maximum(whole, START)
     if setting.windowed:
-        top = gl.maximum(work.top * heads, 1)
+        top = gl.maximum(work.top * heads, START)
         rest = gl.maximum(top, rest)
-        for i in range(1, top):
-            p, ds, dk, dv = step(w, setting, shared, work, i, last, p, ds, dk, dv, scale2, True)
+        for i in range(START, top):
+            p, ds, dk, dv = step(w, setting, shared, problem, work, base, i, p, ds, dk, dv, scale2, False, True)
     for i in range(top, whole):
-        p, ds, dk, dv = step(w, setting, shared, work, i, last, p, ds, dk, dv, scale2, False)
+        p, ds, dk, dv = step(w, setting, shared, problem, work, base, i, p, ds, dk, dv, scale2, False, False)
     if setting.causal or setting.masked:
         for i in range(rest, last):
-            p, ds, dk, dv = step(w, setting, shared, work, i, last, p, ds, dk, dv, scale2, True)
-    if last > 0:
-        dk, dv = finish(w, setting, shared, last - 1, p, ds, dk, dv)
-        b = (last - 1) % 2
-        mbarrier.wait(shared.ds_full.index(b), ((last - 1) // 2) & 1)
-        dq = warpgroup_mma_wait(0, deps=(query_product(w, setting, shared, b),))
-        leave_query(w, setting, shared, last - 1, dq, True)
-    leave(w, setting, work, tensors.dv, shared.v.index(w), dv)  # the other group does not read this V, but this K
-    mbarrier.arrive(shared.k_done.index(0), count=1)
-    mbarrier.wait(shared.k_done.index(0), 0)
-    leave(w, setting, work, tensors.dk, shared.k.index(w), dk * scale)
-    tma.store_wait(0)
+            p, ds, dk, dv = step(w, setting, shared, problem, work, base, i, p, ds, dk, dv, scale2, False, True)
+    return finish(w, setting, shared, base + last - 1, last > 1, p, ds, dk, dv, False, False)
 
 
-@gluon.jit(do_not_specialize=["tiles", "units", "keys", "shift", "span", "heads", "shared_by", "together"])
+@gluon.jit
+def compute(w: gl.constexpr, setting, shared, problem, tensors, scale2, scale):
+    """Computing warp group w: keys `64 w` to `64 w + 63` of each tile of the program."""
+    base = 0  # tiles of queries of the walks before
+    n = 0
+    number = next_number(4, shared, n)
+    while number < problem.total:
+        work = work_of(setting, problem, number)
+        own_keys(w, setting, shared, n, work)
+        last = work.count * setting.per * problem.shared_by
+        dk = gl.zeros([KEYS, setting.dim], gl.float32, setting.o)
+        if last > 0:
+            # Where addresses of the first tile and of the loop are one computation, they take registers through the loop.
+            dk, dv = visit(w, setting, shared, problem, work, n, base + hidden_zero(n), scale2)
+            i = base + last - 1
+            mbarrier.wait(shared.ds_full.index(i % 2), (i // 2) & 1)
+            dq = warpgroup_mma_wait(0, deps=(query_product(w, setting, shared, i % 2),))
+            leave_query(w, setting, shared, i, dq)
+            leave(w, setting, shared, work, tensors.dv, dv)
+        else:
+            mbarrier.wait(shared.v_full.index(0), n & 1)
+            leave(w, setting, shared, work, tensors.dv, dk)
+        mbarrier.arrive(shared.k_empty.index(0), count=1)
+        tma.store_wait(0)
+        thread_barrier()
+        leave(w, setting, shared, work, tensors.dk, dk * scale)
+        tma.store_wait(0)
+        thread_barrier()  # the lane that has waited need not be the lane that arrives
+        mbarrier.arrive(shared.v_empty.index(0), count=1)
+        base += last
+        n += 1
+        number = next_number(4, shared, n)
+
+
+@gluon.jit(do_not_specialize=["tiles", "total", "units", "keys", "shift", "span", "heads", "shared_by", "together"])
 def gradients(
-    d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv, d_dq, turns, lengths, scale2, scale,
-    tiles, units, keys, shift, span, heads, shared_by, together, CODE: gl.constexpr,
+    d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv, d_dq, counters, lengths, scale2, scale,
+    tiles, total, units, keys, shift, span, heads, shared_by, together, CODE: gl.constexpr,
 ):  # fmt: skip
-    """One program: a loading warp, two storing ones and two computing warp groups, over one tile of keys.
+    """One program: a loading warp, two storing ones and two computing warp groups, which take `total` tiles of keys.
 
-    d_dq describes the workspace, dQ without its scale in FP32 in the order of `leave_query`; `turns` is 0 at the start, and
+    d_dq describes the workspace, dQ without its scale in FP32 in the order of `leave_query`; `counters` is 0 at the start, and
     `scale2` is `scale log2(e)`.
     """
     setting = Setting(CODE)
-    work = work_of(setting, lengths, tiles, units, keys, shift, span, heads, shared_by, together)
+    problem = Problem(tiles, total, units, keys, shift, span, heads, shared_by, together, lengths)
     tensors = Tensors(d_q, d_k, d_v, d_do, d_lse2, d_delta, d_dk, d_dv)
     STAGES: gl.constexpr = CODE.stages
     REGISTERS: gl.constexpr = CODE.registers
@@ -538,24 +644,29 @@ def gradients(
         gl.allocate_shared_memory(gl.float32, [4, 1, 1, THREADS.value, NUMBERS.value], d_dq.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_lse2.layout),
         gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, CODE.br], d_delta.layout),
-        barriers(STAGES, 2),
+        gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])),
+        barriers(2, 1),
+        barriers(2, 4),
         barriers(1, 1),
+        barriers(1, 2),
+        barriers(1, 1),
+        barriers(1, 2),
+        barriers(STAGES, 2),
         barriers(STAGES, 1),
         barriers(STAGES, 1),
         barriers(2, 2),
         barriers(4, 1),
         barriers(4, 1),
-        barriers(1, 2),
         barriers(2, 1),
     )
     mbarrier.arrive(shared.turn.index(0), count=1)
     gl.warp_specialize(
         [
-            (compute, (0, setting, shared, work, tensors, scale2, scale)),
-            (compute, (1, setting, shared, work, tensors, scale2, scale)),
-            (load, (setting, shared, work, tensors)),
-            (store, (0, setting, shared, work, d_dq, turns)),
-            (store, (1, setting, shared, work, d_dq, turns)),
+            (compute, (0, setting, shared, problem, tensors, scale2, scale)),
+            (compute, (1, setting, shared, problem, tensors, scale2, scale)),
+            (load, (setting, shared, problem, tensors, counters)),
+            (store, (0, setting, shared, problem, d_dq, counters)),
+            (store, (1, setting, shared, problem, d_dq, counters)),
         ],
         [4, 1, 1, 1],
         [REGISTERS, 24, 24, 24],
@@ -564,16 +675,18 @@ def gradients(
 
 @triton.jit(do_not_specialize=["queries", "rows_of_head", "heads"])
 def preprocess(
-    out, do, lse, lse2, delta, turns, queries, rows_of_head, heads, DIM: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr
+    out, do, lse, lse2, delta, counters, queries, rows_of_head, heads, DIM: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr
 ):
-    """`delta_i = sum_d dO_id O_id` in FP32, `lse2 = LSE log2(e)`, and a 0 in `turns` for each PART rows.
+    """`delta_i = sum_d dO_id O_id` in FP32, `lse2 = LSE log2(e)`, and 0 in the counters: of tiles taken, then for each PART rows.
 
     out, do and lse are views; lse2 and delta are `[batch, heads, rows_of_head]`, a multiple of ROWS. Rows that see no key and
     rows beyond the last have lse2 of infinity, so that their P is 0, and a delta of 0.
     """
     tl.extra.cuda.gdc_launch_dependents()
     first = tl.program_id(0).to(tl.int64) * ROWS
-    tl.store(turns + first // PART, 0)
+    tl.store(counters + 1 + first // PART, 0)
+    if first == 0:
+        tl.store(counters, 0)
     head = first // rows_of_head
     b = head // heads
     h = head % heads
@@ -605,7 +718,7 @@ def additions(unit, keys, shift, span, CAUSAL: tl.constexpr, WINDOWED: tl.conste
 
 @triton.jit(do_not_specialize=["queries", "rows_of_head", "heads", "shift", "span"])
 def convert(
-    total, dq, lengths, turns, scale, queries, rows_of_head, heads, shift, span,
+    total, dq, lengths, counters, scale, queries, rows_of_head, heads, shift, span,
     DIM: tl.constexpr, ROWS: tl.constexpr, BR: tl.constexpr, CAUSAL: tl.constexpr, WINDOWED: tl.constexpr,
 ):  # fmt: skip
     """`dQ = F(scale * total)`, total `[batch, heads, rows_of_head, DIM]`; 0 for units that see no key, where total is unset.
@@ -621,7 +734,7 @@ def convert(
     is_row = (row < queries)[:, None] & (inner < DIM)
     keys = tl.load(lengths + b)
     needed = additions(at // TILE, keys, shift, span, CAUSAL, WINDOWED)
-    while tl.atomic_add(turns + first // BR, 0, sem="acquire", scope="gpu") < needed:
+    while tl.atomic_add(counters + 1 + first // BR, 0, sem="acquire", scope="gpu") < needed:
         tl.inline_asm_elementwise("nanosleep.u32 256; mov.u32 $0, 0;", "=r,r", [0], dtype=tl.int32, is_pure=False, pack=1)
     each = tl.arange(0, ROWS * DIM)
     x = tl.load(total + first * DIM + each, mask=(each >= 0) & (needed > 0), other=0.0)

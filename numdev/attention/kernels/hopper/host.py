@@ -213,7 +213,8 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
     code = backward.Code(br, dim, STAGES, _DTYPES[dtype], limits.limited, limits.span > 0, masked, padded, REGISTERS)
     count = batch * kv_heads
     together = _together(count, queries * group, dim) if limits.limited else _divisor(count, RESIDENT // tiles)
-    numbers = scale * math.log2(math.e), scale, tiles, units, keys, limits.shift, limits.span, heads, group, together, code
+    sizes = tiles, tiles * count, units, keys, limits.shift, limits.span, heads, group, together
+    numbers = scale * math.log2(math.e), scale, *sizes, code
     totals = batch, heads, rows, dim
     of_inputs = _blocks(q, br, dim), _blocks(k, ROWS, dim), _blocks(v, ROWS, dim), _blocks(do, br, dim)
     meta = partial(torch.empty, device="meta")
@@ -226,12 +227,13 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
         return *(of(x) for of, x in zip(described, tensors, strict=False)), *tensors[len(described) :], *numbers
 
     def converted(total: Tensor, seeing: Tensor, *rest: Tensor) -> tuple[Any, ...]:
-        sizes = queries, rows, heads, limits.shift, limits.span, dim, ROWS, br, limits.limited, limits.span > 0
-        return total, view(seeing), *rest, scale, *sizes
+        constants = dim, ROWS, br, limits.limited, limits.span > 0
+        return total, view(seeing), *rest, scale, queries, rows, heads, limits.shift, limits.span, *constants
 
-    preprocess, turns = _preprocess(q)
-    main = Launcher(backward.gradients, (tiles * count,), attended, num_warps=4, launch_pdl=True)
-    convert = Launcher(backward.convert, (turns,), converted, num_warps=4, launch_pdl=True)
+    preprocess, counted = _preprocess(q)
+    programs = min(tiles * count, device_of(q.device).multiprocessors)
+    main = Launcher(backward.gradients, (programs,), attended, num_warps=4, launch_pdl=True)
+    convert = Launcher(backward.convert, (counted - 1,), converted, num_warps=4, launch_pdl=True)
     make = partial(torch.tensor, lengths, dtype=torch.int32)
 
     def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor) -> Gradients:
@@ -242,10 +244,10 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
             dq[:, :, :hidden].zero_()
         on_device = TABLES.of(lengths, device, make)
         lse2, delta, total = (q.new_empty(shape, dtype=torch.float32) for shape in (totals[:-1], totals[:-1], totals))
-        turn = q.new_empty(turns, dtype=torch.int32)
-        preprocess(out, do, lse, lse2, delta, turn)
-        main(q, k, v, do, lse2, delta, dk, dv, total, turn, on_device)
-        convert(total, seeing, on_device, turn)
+        counters = q.new_empty(counted, dtype=torch.int32)
+        preprocess(out, do, lse, lse2, delta, counters)
+        main(q, k, v, do, lse2, delta, dk, dv, total, counters, on_device)
+        convert(total, seeing, on_device, counters)
         delta = delta[..., :queries]
         return dq, dk, dv, torch.nn.functional.pad(delta, (hidden, 0)) if hidden else delta
 
@@ -253,7 +255,7 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
 
 
 def _preprocess(q: Tensor) -> tuple[Launcher, int]:
-    """The kernel that makes LSE log2(e) and delta of queries like these, and how many programs it has, each with a counter."""
+    """The kernel that makes LSE log2(e) and delta of queries like these, and how many counters it clears: its programs + 1."""
     batch, heads, queries, dim = q.shape
     rows = math.ceil(queries / TILE) * TILE
 
@@ -261,7 +263,7 @@ def _preprocess(q: Tensor) -> tuple[Launcher, int]:
         return view(out), view(do), view(lse[..., None]), *rest, queries, rows, heads, dim, ROWS, ROWS
 
     programs = batch * heads * rows // ROWS
-    return Launcher(backward.preprocess, (programs,), arguments, num_warps=4), programs
+    return Launcher(backward.preprocess, (programs,), arguments, num_warps=4), programs + 1
 
 
 def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
@@ -294,14 +296,14 @@ def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
 
         return Launcher(wide.gradient, (tiles * batch * count,), arguments, num_warps=4, launch_pdl=True)
 
-    preprocess, turns = _preprocess(q)
+    preprocess, counted = _preprocess(q)
     values, of_keys = launcher("dv", "k", "k", "q", "do"), launcher("dk", "k", "v", "q", "do")
     of_queries = launcher("dq", "q", "do", "k", "v")
 
     def run(q: Tensor, k: Tensor, v: Tensor, do: Tensor, out: Tensor, lse: Tensor) -> Gradients:
         dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         lse2, delta = (q.new_empty((batch, heads, rows), dtype=torch.float32) for _ in range(2))
-        preprocess(out, do, lse, lse2, delta, q.new_empty(turns, dtype=torch.int32))
+        preprocess(out, do, lse, lse2, delta, q.new_empty(counted, dtype=torch.int32))
         values(k, k, q, do, lse2, delta, dv)
         of_keys(k, v, q, do, lse2, delta, dk)
         of_queries(q, do, k, v, lse2, delta, dq)

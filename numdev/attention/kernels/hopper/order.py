@@ -2,15 +2,17 @@
 
 All follow from the shape alone. Under a limit, query i sees keys up to `i + shift`, and in a window the last `span` of them.
 
-A program owns a *tile* of 128 keys and visits *units* of 128 queries, from the last to the first in which a query sees a key of
-the tile; at each it visits every query head that shares the keys before it goes on. To each unit of each head it adds its share
-of dQ after the shares of the tiles before its own, so that every sum has one order.
+A walk belongs to a *tile* of 128 keys and visits *units* of 128 queries, from the last to the first in which a query sees a key
+of the tile; at each it visits every query head that shares the keys before it goes on. To each unit of each head it adds its
+share of dQ after the shares of the tiles before its own, so that every sum has one order.
 
-There is no deadlock, whatever else runs on the device. Programs start in the order of their number, those of one KV head in the
-order of their tiles (`place`), and the two warps that make additions each make theirs in the order of (unit, head). So each
-waits only for programs that started before it, and of all that run the one that started first waits for none.
+There is no deadlock, whatever else runs on the device. A program that runs takes a tile, the next of all in the order of their
+numbers, those of one KV head in the order of their tiles (`place`); it takes another when it has loaded all of the last one, and
+ends the walks in the order in which it took them. The two warps that make its additions each make theirs in the order of (unit,
+head). So each waits only for tiles that were taken before, by programs that run, and of all tiles that are not done the first
+one waits for none.
 
-Why heads are visited inside units: head after head, programs with short walks under a causal limit would wait at each next head
+Why heads are visited inside units: head after head, tiles with short walks under a causal limit would wait at each next head
 for those with long ones.
 
 The functions below take numbers when Python calls them and tensors in the kernel, which compiles the same lines.
@@ -22,7 +24,7 @@ TILE = 128  # keys of a tile, and queries of a unit
 
 
 def place(number, tiles, together):  # type: ignore[no-untyped-def]
-    """Tile and head of a program by its number: `together` heads start together, the longest walk of each first."""
+    """Tile and head by the number of a tile: `together` heads start together, the longest walk of each first."""
     part = number // (tiles * together)
     rest = number - part * tiles * together
     return rest // together, part * together + rest % together

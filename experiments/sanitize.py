@@ -8,9 +8,10 @@
 
 Without the caching allocator every tensor is an allocation of its own, so that reading past its end is seen.
 
-Racecheck reports hazards in the Hopper kernel between the words by which the compiler tells each warp group what to run: in the
-machine code a store before the named barrier at which all warp groups meet, and a load after it. No buffer of the kernel is in a
-report. `--control` runs a kernel whose warp groups share nothing but a barrier.
+Racecheck reports hazards in the Hopper kernels between the words by which the compiler tells each warp group what to run: in the
+machine code a store before the named barrier at which all warp groups meet, and a load after it; and, backward, on the number
+of a tile that one warp passes on to others by a barrier in shared memory. No matrix of the kernels is in a report. `--control`
+runs a kernel whose warp groups do nothing but pass a word on by such barriers; it has the same reports.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 Without the caching allocator every tensor is an allocation of its own, so that reading past its end is seen.
 
-Racecheck reports hazards in the Hopper kernels between the words by which the compiler tells each warp group what to run: in the
+Racecheck reports hazards in the Hopper kernels on the words by which the compiler tells each warp group what to run: in the
 machine code a store before the named barrier at which all warp groups meet, and a load after it; and, backward, on the number
 of a tile that one warp passes on to others by a barrier in shared memory. No matrix of the kernels is in a report. `--control`
 runs a kernel whose warp groups do nothing but pass a word on by such barriers; it has the same reports.
@@ -139,7 +139,7 @@ def run_backward(variant: Backward, drawn: list[Tensor], mask: Mask) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--control", action="store_true", help="a kernel of warp groups that share nothing, for racecheck")
+    parser.add_argument("--control", action="store_true", help="a kernel of warp groups that pass a word on, for racecheck")
     parser.add_argument("--backward", action="store_true", help="the kernels of the backward pass in place of the forward ones")
     parser.add_argument("--only", default="", help="run the kernels whose `repr` contains this text, such as HOPPER")
     given = parser.parse_args()

@@ -32,14 +32,14 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Turns:
-    """The walk of kernels in which every program owns a tile of keys, and all visit units of queries from the last to the first.
+    """The walks of kernels in which each tile of keys visits units of queries from the last to the first.
 
-    At each unit a program visits every head that shares its keys, and within a head the tiles of queries forward; units begin
-    with the first query that sees a key. Programs add their shares of dQ in the order of their keys.
+    At each unit it visits every head that shares its keys, and within a head the tiles of queries forward; units begin with the
+    first query that sees a key. Shares of dQ are added in the order of the keys.
     `numdev.attention.kernels.hopper.order` defines the same walk for the kernels.
     """
 
-    unit: int  # queries that a program visits in a step
+    unit: int  # queries that a walk visits in a step
 
     def check(self, tiling: Tiling) -> None:
         """Raise BadInput unless a unit is a multiple of Br, and the order of keys is the default."""

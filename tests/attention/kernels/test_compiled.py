@@ -385,11 +385,11 @@ def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_
 
     Backward it is addresses and counts, up to d = 128 most of them from one tile of keys to the next, as long as `hidden_zero`
     keeps those of stationary operands out of registers: 40 to 120 bytes. The least of the matrices that pass through an iteration
-    are 64 bytes of a thread at d = 128 (P and dS in words), and 128 at d = 64 (the same) and 256 (P and dP).
+    are 64 bytes of a thread at d = 128 (P and dS in words), and 128 at d = 64 (the same) and 256 (P and dP): one more would show.
     """
     for kernel in in_a_process(kind):
         scalars = (kernel["dim"] == 256) + any(kernel.get(name) for name in ("promotion", "windowed", "split"))
-        most = 32 * scalars if kind == "hopper" else {64: 127, 128: 103, 256: 96}[kernel["dim"]]
+        most = 32 * scalars if kind == "hopper" else {64: 127, 128: 39 + 64, 256: 96}[kernel["dim"]]
         assert kernel["stack"] <= most, kernel
         assert not kernel["warnings"], kernel
         assert kernel["shared"] <= 227 * 1024, kernel

@@ -21,17 +21,17 @@ and dS. So the groups, which take turns with these products, but for dQ, can be 
 while the tensor cores work for the other. P and dS stay in registers from one iteration to the next. No product is in flight
 then: the compiler would put a wait behind each product that crosses an iteration.
 
-There are as many programs as multiprocessors. From one tile of keys to the next, tiles of queries are one stream, whose numbers
-go on; loads run ahead, and additions to dQ lag behind.
+There is at most one program for each multiprocessor. From one tile of keys to the next, tiles of queries are one stream, whose
+numbers go on, and additions to dQ lag behind. A tile that no query sees passes through number, k and v alike.
 
 Barriers, all in shared memory. A phase completes after the listed arrivals and, where the copy engine writes, the expected bytes:
 
 | barrier (one for each) | arrivals | who arrives | who waits |
 |---|---|---|---|
-| number_full (second tile of keys) | 1 | the loader, with the number of the tile taken | both groups, both storers |
-| number_empty (second tile of keys) | 4 | each of these, which has read it | the loader, before the next number there |
-| k_full, v_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before the first S^T, dP^T of a walk |
-| k_empty (one) | 2 | each group, its last dQ made | the loader, before the next K |
+| number_full (n modulo 2) | 1 | the loader, with the number of the n-th tile of keys | both groups, both storers |
+| number_empty (n modulo 2) | 4 | each of these, which has read it | the loader, before the next number there |
+| k_full, v_full (one) | 1 and bytes | the loader, arming it for the copies | both groups, before they use it or clear rows |
+| k_empty (one) | 2 | each group, its last dQ, if any, made | the loader, before the next K |
 | v_empty (one) | 2 | each group, when the copy engine has read its dV and dK there | the loader, before the next V |
 | q_full, do_full (stage) | 1 and bytes | the loader, arming it for a tile and its LSE or delta | both groups, before S^T, dP^T |
 | q_empty (stage) | 2 | each group, after dV and dK | the loader, before the next Q and the next dO there |
@@ -42,9 +42,9 @@ Barriers, all in shared memory. A phase completes after the listed arrivals and,
 
 Before it leaves dS^T in a buffer, a group waits until the other one has left dQ of the tile whose dS^T lies there.
 
-Across programs, `counters` begins with the number of tiles taken. Then `[batch, heads, tiles of queries]` count the additions
-that have reached memory: a storer waits until the counter equals the number of tiles of keys that add before its own (acquire),
-and increments it when its own addition has been performed (release).
+Across programs, `counters` begins with the number of tiles of keys taken. Then `[batch, heads, tiles of queries]` count the
+additions that have reached memory: a storer waits until the counter equals the number of tiles of keys that add before its own
+(acquire), and increments it when its own addition has been performed (release).
 
 Budget: KB of shared memory for K and V 32 (d = 64), 64 (d = 128); Q and dO, 2 stages each, 64; dS, 2 buffers, 64 (tiles of 128
 queries), 32 (of 64); dQ, 2 buffers, 64; with LSE, delta and barriers 227 of 227, so one program per multiprocessor. Registers
@@ -127,8 +127,8 @@ class Setting:
 
     Attributes:
         per: tiles of queries in a unit.
-        apart: whether the first step of a walk, which has no dQ, has machine code of its own. At d = 64 it has not: with a mask
-            short walks are slower by an eighth then, and there are 147 KB of code.
+        apart: whether the first step of a walk, which has no dQ, has machine code of its own. At d = 64 it has not: with 147 KB
+            of code in place of 130, a causal limit at N = 1,024 took an eighth more time (H200).
         cast: the instructions by which numbers of P and dS become a word.
         s, o, p: layouts of S^T and dP^T [KEYS, br], of dK and dV [KEYS, dim], and of P^T and dS^T as operands.
         dq: layout of a warp group's part of dQ [64, 64].
@@ -391,11 +391,11 @@ def store_tile(setting, shared, problem, work, d_dq, counters, i, h, unit, part)
     at = i % 2
     parity = (i // 2) & 1
     tile = unit * setting.per + part
-    turn = counters + 1 + (work.b * problem.heads + h) * problem.units * setting.per + tile
+    counter = counters + 1 + (work.b * problem.heads + h) * problem.units * setting.per + tile
     mbarrier.wait(shared.dq_full.index(at * 2), parity)
     mbarrier.wait(shared.dq_full.index(at * 2 + 1), parity)
     first = first_tile(unit, problem.shift, problem.span, setting.windowed)
-    await_turn(turn, work.tile - first)
+    await_turn(counter, work.tile - first)
     thread_barrier()
     for w in gl.static_range(2):
         row = (tile * 2 + w) * THREADS
@@ -407,12 +407,12 @@ def store_tile(setting, shared, problem, work, d_dq, counters, i, h, unit, part)
     thread_barrier()  # the lane that has waited need not be the lane that arrives
     mbarrier.arrive(shared.dq_empty.index(at * 2), count=1)
     mbarrier.arrive(shared.dq_empty.index(at * 2 + 1), count=1)
-    pass_turn_on(turn)
+    pass_turn_on(counter)
 
 
 @gluon.jit
 def store(first: gl.constexpr, setting, shared, problem, d_dq, counters):
-    """A storing warp: the program's share of dQ of the even or of the odd tiles, in the order of the walk."""
+    """A storing warp: the program's share of dQ of the even or of the odd tiles of the stream, in its order."""
     await_kernel_before()  # which sets the counters to 0
     heads = setting.per * problem.shared_by
     base = 0  # tiles of queries of the walks before
@@ -510,8 +510,8 @@ def finish(w: gl.constexpr, setting, shared, i, has_dq, p, ds, dk, dv, TURN: gl.
     """Add tile i of the stream to dK and dV `[KEYS, dim]`, with TURN in turns, and compute dQ of the tile before, if `has_dq`.
 
     Of that tile the other group has left its dS^T already, while that of tile i it may still compute. If tile i is the first of
-    a walk, there is no such dQ. APART leaves the product out; else one of whatever is in the buffers runs, and nothing uses its
-    result. It is in turns too, since in its turn no buffer of dS^T is written.
+    a walk, there is no such dQ. APART leaves the product out; else one of whatever is in the buffers runs, dS^T that the other
+    group may be writing, and nothing uses its result.
     """
     at = i % setting.stages
     b = (i + 1) % 2

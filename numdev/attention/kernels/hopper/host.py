@@ -231,7 +231,7 @@ def gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
         return total, view(seeing), *rest, scale, queries, rows, heads, limits.shift, limits.span, *constants
 
     preprocess, counted = _preprocess(q)
-    programs = min(tiles * count, device_of(q.device).multiprocessors)
+    programs = min(tiles * count, device_of(device).multiprocessors)
     main = Launcher(backward.gradients, (programs,), attended, num_warps=4, launch_pdl=True)
     convert = Launcher(backward.convert, (counted - 1,), converted, num_warps=4, launch_pdl=True)
     make = partial(torch.tensor, lengths, dtype=torch.int32)
@@ -315,8 +315,8 @@ def _wide_gradients(inputs: Inputs, mask: Mask, scale: float) -> Plan:
 def _together(heads: int, tokens: int, head_dim: int) -> int:
     """How many heads start together under a causal limit: a divisor of all heads.
 
-    All programs of a head begin at its last unit and wait for their turns there: with more heads at a time, fewer programs wait.
-    Since the programs advance in step, the cache holds only a part of each head. On an H200 the fastest were 8 heads of 16,384
+    All walks of a head begin at its last unit and wait for their turns there: with more heads at a time, fewer walks wait. Since
+    they advance in step, the cache holds only a part of each head. On an H200 at c9c4c778 the fastest were 8 heads of 16,384
     tokens, 32 of 4,096 and 32 of 1,024 at d = 128; 8, 64 and 64 at d = 64.
     """
     in_step = int(131072 / (head_dim * math.sqrt(tokens)))

@@ -1,4 +1,4 @@
-"""An interpreter of our Gluon kernels on the CPU: warp groups are threads, of which one runs at a time, in a drawn order.
+"""An interpreter of our Gluon kernels on the CPU: warp groups are threads of drawn speeds, one of which runs at a time.
 
 Triton's interpreter has no warp groups. This one has what our kernels use: barriers with phases, copies that arrive late, and
 products that read their operands when they are issued and again when they are awaited. It raises where all threads wait, where
@@ -192,9 +192,10 @@ class Machine:
             self._start(number, lambda: run(*map(_argument, arguments)), running)
         self.pause(lambda: not running)
 
-    @staticmethod
-    def _thread() -> Any:
-        return SimpleNamespace(until=lambda: True, go=threading.Semaphore(0), products=[], stores=[])
+    def _thread(self) -> Any:
+        """One thread of three runs as good as only when all others wait."""
+        speed = self._random.choice((1.0, 1.0, 1e-3))
+        return SimpleNamespace(until=lambda: True, go=threading.Semaphore(0), products=[], stores=[], speed=speed)
 
     def _start(self, program: int, body: Callable[[], None], beside: list[Any], group: int = 0) -> None:
         """Start a thread, a warp group of its program, which is one of `beside` until it ends."""
@@ -227,7 +228,7 @@ class Machine:
             self._deliver()
         ready = [thread for thread in self._threads if self._error is not None or thread.until()]
         if ready:
-            self._random.choice(ready).go.release()
+            self._random.choices(ready, [thread.speed for thread in ready])[0].go.release()
 
     def pause(self, until: Callable[[], bool] = lambda: True) -> None:
         """Let others go on until a condition holds."""

@@ -151,6 +151,16 @@ def test_queries_and_keys_that_see_nothing(dim: int) -> None:
         check_gradients(BACKWARD, draw_all((1, 1, 1, *sizes, dim)), Mask(True, window), "cpu")
 
 
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("dim", [64, 128])
+def test_tiles_that_no_query_sees_between_others_of_a_program(dim: int, seed: int) -> None:
+    """Its warps are then as far apart as buffers permit; with padding within a tile of keys, and without."""
+    Launcher.seed, Launcher.processors = seed, 1
+    for whole, part in ((256, 128), (200, 150)):
+        lengths = (0, whole, 0, part, 0, 0, part, 0, 0, 0, whole, part, 0, 0, 0, 0)
+        check_gradients(BACKWARD, draw_all((len(lengths), 1, 1, 30, whole, dim)), Mask(key_lengths=lengths), "cpu")
+
+
 def test_padding_of_whole_blocks_touches_no_split() -> None:
     """A split that begins behind an entry's last key has a block that must be masked, although none holds a last key."""
     for dim in (64, 128):

@@ -97,8 +97,8 @@ def computing_group():
 def hidden_zero(i):
     """0 if `i >= 0`, which the compiler cannot know.
 
-    Added to the number of a buffer, it makes the compiler compute the addresses in that buffer in each iteration. Otherwise they
-    stay in registers through the loop, two registers for each step of a product, and where these run out, in local memory.
+    Added to the number of a buffer or of a tile, it makes the compiler compute the addresses that follow in each iteration.
+    Otherwise they stay in registers through the loop, two for each step of a product, and where these run out, in local memory.
     """
     return gl.inline_asm_elementwise("shr.u32 $0, $1, 31;", "=r,r", [i], dtype=gl.int32, is_pure=False, pack=1)
 

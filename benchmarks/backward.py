@@ -1,10 +1,10 @@
 """Backward kernels against those of SDPA and FlashAttention-4, side by side on one GPU.
 
-    python -m benchmarks.backward [--quick] [--only fa4 fa4_det] [--parts] [--tiles]
+    python -m benchmarks.backward [--lengths 4096] [--dims 64 128] [--only fa4 fa4_det] [--precision fp16] [--parts] [--tiles]
 
-BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v. Contenders take turns, so that all of
-them see the same clocks; ours are CUDA graphs, the others calls of autograd, four to a measurement. FlashAttention-4, where it
-is installed, gets its own layout, tokens before heads, and adds to dQ in any order or, as `fa4_det`, in one.
+BF16 or FP16, and problems as in `benchmarks/kernels.py`. Contenders take turns, so that all of them see the same clocks; ours
+are CUDA graphs, the others calls of autograd, four to a measurement, or one at N = 32,768. FlashAttention-4, where it is
+installed, gets its own layout, tokens before heads, and adds to dQ in any order or, as `fa4_det`, in one.
 
 A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations for each head, half of that under a causal limit; what an
 implementation computes twice is counted once. In brackets is the ratio to cuDNN's figure. Ours are the portable kernels and, on
@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernels import CALLS, GROUPED, TOKENS, WIDTH, Call, environment, graphed, row_of, seconds_of_calls
+from benchmarks.kernels import LENGTHS, TOKENS, Call, calls_of, environment, graphed, problems, row_of, seconds_of_calls
+from numdev.arithmetic.formats import BF16, Format, format_of
 from numdev.attention.base import Saved
 from numdev.attention.kernels import portable
 from numdev.attention.kernels.launch import Kernel, Launch, Launches, device_of
@@ -36,9 +37,8 @@ from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.flash_attn import FlashAttn
 from numdev.errors import Unsupported
 
-LIMIT = 3 * 2.0**-9  # three roundings to BF16 on the way to a gradient: O in delta, P or dS, and the output
-RUNS = TritonBackward(Triton(), kernel=Kernel.PORTABLE)
-OURS = {"portable": RUNS, "fused": replace(RUNS, kernel=Kernel.HOPPER)}
+ROUNDINGS = 3  # on the way to a gradient: O in delta, P or dS, and the output
+OURS = {"portable": Kernel.PORTABLE, "fused": Kernel.HOPPER}
 TILES = {
     "keys": [(br, bc, w, s) for br, bc, w in ((64, 128, 8), (32, 128, 8), (64, 64, 4)) for s in (1, 2, 3)],
     "rows": [(br, bc, w, s) for br, bc, w in ((128, 64, 8), (128, 128, 8), (64, 64, 4)) for s in (2, 3)],
@@ -54,13 +54,12 @@ class Problem:
     mask: Mask
 
     @staticmethod
-    def of(n: int, dim: int, *, causal: bool, grouped: bool = False) -> Problem:
+    def of(dim: int, heads: int, kv_heads: int, causal: bool, n: int, fmt: Format = BF16) -> Problem:
         generator, batch = torch.Generator("cuda").manual_seed(0), max(1, TOKENS // n)
-        heads, kv_heads = (64, 8) if grouped else (WIDTH // dim, WIDTH // dim)
         shapes = [(batch, each, n, dim) for each in (heads, kv_heads, kv_heads, heads)]
-        q, k, v, do = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, generator=generator) for shape in shapes)
+        q, k, v, do = (torch.randn(shape, device="cuda", dtype=fmt.dtype, generator=generator) for shape in shapes)
         mask = Mask(causal=causal)
-        output = Triton()(q, k, v, mask)
+        output = Triton(fmt)(q, k, v, mask)
         assert output.lse is not None
         return Problem((q, k, v, do), Saved(output.out, output.lse), mask)
 
@@ -69,8 +68,15 @@ class Problem:
         batch, heads, n, dim = self.inputs[0].shape
         return 10 * batch * heads * n * n * dim * (0.5 if self.mask.causal else 1.0)
 
-    def ours(self, runs: TritonBackward) -> tuple[Tensor, Tensor, Tensor]:
-        gradients = runs.backward(*self.inputs, self.saved, self.mask)
+    @property
+    def fmt(self) -> Format:
+        return format_of(self.inputs[0].dtype)
+
+    def runs(self, kernel: Kernel) -> TritonBackward:
+        return TritonBackward(Triton(self.fmt), self.fmt, kernel=kernel)
+
+    def ours(self, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+        gradients = self.runs(kernel).backward(*self.inputs, self.saved, self.mask)
         return gradients.dq, gradients.dk, gradients.dv
 
     def sdpa(self, backend: SDPBackend) -> Callable[[], tuple[Tensor, ...]]:
@@ -82,7 +88,8 @@ class Problem:
 
     def fa4(self, deterministic: bool) -> Callable[[], tuple[Tensor, ...]]:
         leaves = [x.detach().transpose(1, 2).contiguous().requires_grad_() for x in self.inputs[:3]]
-        do, function = self.inputs[3].transpose(1, 2).contiguous(), FlashAttn().function("flash_attn_func", self.inputs[3].device)
+        do = self.inputs[3].transpose(1, 2).contiguous()
+        function = FlashAttn(fmt=self.fmt).function("flash_attn_func", do.device)
         result = function(*leaves, causal=self.mask.causal, deterministic=deterministic)
         out = result[0] if isinstance(result, tuple) else result
         return lambda: tuple(x.transpose(1, 2) for x in torch.autograd.grad(out, leaves, do, retain_graph=True))
@@ -110,21 +117,22 @@ class Problem:
 
     def parts(self, launches: Launches) -> dict[str, Call]:
         """Each of our kernels alone."""
-        request = portable.BackwardRequest(RUNS.precision, RUNS.recompute, launches)
+        runs = self.runs(Kernel.PORTABLE)
+        request = portable.BackwardRequest(runs.precision, runs.recompute, launches)
         inputs = portable.Inputs(*self.inputs, self.saved.out, self.saved.lse)
         plan = portable.BackwardPlan(request, inputs, self.mask, inputs.q.shape[-1] ** -0.5)
         memory, kernels = plan.memory(), {"prepare": plan.prepare, "dk_dv": plan.dk_dv, "dq": plan.dq}
         return {name: partial(kernel, inputs, memory) for name, kernel in kernels.items()}
 
 
-def repeated(run: Call) -> Call:
-    """CALLS calls."""
+def repeated(run: Call, calls: int) -> Call:
+    """So many calls."""
 
-    def calls() -> None:
-        for _ in range(CALLS):
+    def all_calls() -> None:
+        for _ in range(calls):
             run()
 
-    return calls
+    return all_calls
 
 
 def row(problem: Problem, label: str, only: list[str] | None) -> dict[str, float]:
@@ -132,13 +140,16 @@ def row(problem: Problem, label: str, only: list[str] | None) -> dict[str, float
     others = {"cudnn": problem.sdpa(SDPBackend.CUDNN_ATTENTION), "flash": problem.sdpa(SDPBackend.FLASH_ATTENTION)}
     if FlashAttn().digest:
         others |= {"fa4": problem.fa4(False), "fa4_det": problem.fa4(True)}
-    ours = {name: partial(problem.ours, runs) for name, runs in OURS.items() if name == "portable" or is_hopper()}
+    ours = {name: partial(problem.ours, kernel) for name, kernel in OURS.items() if name == "portable" or is_hopper()}
     kept = {"cudnn", "fused", *(only or (others | ours))}
     others, ours = ({name: run for name, run in each.items() if name in kept} for each in (others, ours))
-    runs = {name: repeated(run) for name, run in others.items()} | {name: graphed(run) for name, run in ours.items()}
-    rates = {name: problem.operations / value / 1e12 for name, value in seconds_of_calls(runs).items()}
+    calls = calls_of(problem.inputs[0].shape[2])
+    runs = {name: repeated(run, calls) for name, run in others.items()}
+    runs |= {name: graphed(run, calls) for name, run in ours.items()}
+    rates = {name: problem.operations / value / 1e12 for name, value in seconds_of_calls(runs, calls).items()}
     errors = {name: max(problem.errors(run())) for name, run in (others | ours).items()}
-    wrong = "".join(f"  {name} is WRONG" for name in ours if errors[name] > LIMIT)
+    limit = ROUNDINGS * 2.0 ** -(problem.fmt.precision + 1)
+    wrong = "".join(f"  {name} is WRONG" for name in ours if errors[name] > limit)
     table = "  ".join(f"{name} {rate:4.0f} ({rate / rates['cudnn']:.3f})" for name, rate in rates.items())
     print(label, table, f" largest error {max(errors.values()):.1e}{wrong}", flush=True)
     return rates
@@ -149,7 +160,7 @@ def is_hopper() -> bool:
 
 
 def show_parts(problem: Problem, label: str) -> None:
-    launches = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
+    launches = problem.runs(Kernel.PORTABLE).launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
     times = seconds_of_calls({name: graphed(run) for name, run in problem.parts(launches).items()})
     share = {"prepare": 0.0, "dk_dv": 0.8, "dq": 0.6}  # of the counted operations: four products of five, three of five
     rates = {name: f"{1e6 * value:.0f} us {share[name] * problem.operations / value / 1e12:.0f}" for name, value in times.items()}
@@ -157,13 +168,13 @@ def show_parts(problem: Problem, label: str) -> None:
 
 
 def try_tiles(problem: Problem, label: str) -> None:
-    chosen = RUNS.launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
+    chosen = problem.runs(Kernel.PORTABLE).launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
     for which, part in (("keys", "dk_dv"), ("rows", "dq")):
         times = {}
         for sides in TILES[which]:
             launches = replace(chosen, **{which: Launch(*sides)})
             try:
-                times[sides] = seconds_of_calls({"it": graphed(problem.parts(launches)[part])}, 3)["it"]
+                times[sides] = seconds_of_calls({"it": graphed(problem.parts(launches)[part])}, rounds=3)["it"]
             except (Unsupported, RuntimeError):  # it does not fit into shared memory, or does not compile
                 continue
         best = sorted(times, key=times.__getitem__)[:4]
@@ -171,20 +182,20 @@ def try_tiles(problem: Problem, label: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, text in (("quick", "N = 4096 only"), ("parts", "each kernel"), ("tiles", "try launches")):
-        parser.add_argument(f"--{name}", action="store_true", help=text)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="N")
+    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head_dim")
     others = ("flash", "fa4", "fa4_det", "portable")
     parser.add_argument("--only", nargs="+", choices=others, help="what is timed beside cudnn and fused; by default all")
+    parser.add_argument("--precision", choices=["bf16", "fp16"], default="bf16")
+    for name, text in (("parts", "each kernel"), ("tiles", "try launches")):
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     options = parser.parse_args()
-    lengths = (4096,) if options.quick else (1024, 4096, 16384)
     print(environment(), "TFLOP/s")
     rates = []
-    problems = [(dim, causal, n, False) for dim, causal, n in itertools.product((64, 128, 256), (False, True), lengths)]
-    problems += [] if options.quick else [(128, causal, n, True) for n, causal in GROUPED if n == lengths[-1]]
-    for dim, causal, n, grouped in problems:
-        problem = Problem.of(n, dim, causal=causal, grouped=grouped)
-        label = row_of(dim, causal, n, problem.inputs[0].shape[1], problem.inputs[1].shape[1])
+    for dim, heads, kv_heads, causal, n in problems(options.dims, options.lengths):
+        problem = Problem.of(dim, heads, kv_heads, causal, n, Format.parse(options.precision))
+        label = row_of(dim, causal, n, heads, kv_heads)
         if options.tiles:
             try_tiles(problem, label)
             continue

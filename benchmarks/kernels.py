@@ -1,17 +1,17 @@
 """Our forward kernels beside those of SDPA and, where it is installed, FlashAttention-4, on one GPU.
 
-    python -m benchmarks.kernels [--quick] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision e4m3fn] [--rescale-threshold 8]
+    python -m benchmarks.kernels [--lengths 1024 4096] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision fp16]
 
-BF16, 16,384 tokens, 2048/d heads, random inputs; and at d 128 64 heads on 8 of k and v, of 16,384 and 32,768 tokens.
-FlashAttention-4 gets them in its own layout, tokens before heads.
+BF16 or FP16, 16,384 tokens or one sequence, 2048/d heads, random inputs; and at d 128, from 16,384 tokens on, 64 heads on 8 of k
+and v. FlashAttention-4 gets them in its own layout, tokens before heads.
 
 With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums promoted after every tile of keys (not at d =
 256), or never; and with scales, from BF16, of a head, of blocks, and of blocks after a rotation. One line for each: the kernel
 with what runs before it (quantiser, or the layout of k and v), and alone.
 
-Every kernel is captured in a CUDA graph of four launches and the graphs are replayed in turn, twelve rounds, so that all of
-them see about the same clocks: a GPU under load lowers them by a tenth. `--only` leaves out slow kernels, after which the next
-one would begin on a cooler GPU. The figure is the median over rounds, without the host's share.
+Every kernel is captured in a CUDA graph of four launches, or of one at N = 32,768, and the graphs are replayed in turn, twelve
+rounds, so that all of them see about the same clocks: a GPU under load lowers them by a tenth. `--only` leaves out slow kernels,
+after which the next one would begin on a cooler GPU. The figure is the median over rounds, without the host's share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import argparse
 import itertools
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -29,7 +29,7 @@ import triton
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from numdev import Cast
-from numdev.arithmetic.formats import E4M3FN
+from numdev.arithmetic.formats import E4M3FN, Format, format_of
 from numdev.arithmetic.quantise import Quantised, Scale
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential, OnlineSoftmax
@@ -37,13 +37,14 @@ from numdev.attention.triton import Kernel, Triton
 from numdev.attention.vendor.flash_attn import FlashAttn
 
 TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
-GROUPED = ((16384, True), (16384, False), (32768, True), (32768, False))
-"""Lengths and causal limits of 64 heads on 8."""
+LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]
+"""The defaults of `--lengths`."""
 Call = Callable[[], object]
 
 
 def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool, threshold: float = 0.0) -> dict[str, Call]:
     mask, softmax = Mask(causal=causal), OnlineSoftmax(exp=Exponential.EXP2, rescale_threshold=threshold)
+    fmt, is_grouped = format_of(q.dtype), q.shape[1] != k.shape[1]
 
     def sdpa(backend: SDPBackend) -> Call:
         def run() -> object:
@@ -52,13 +53,13 @@ def contenders(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: boo
 
         return run
 
-    is_grouped, fa4 = q.shape[1] != k.shape[1], FlashAttn()
+    fa4 = FlashAttn(fmt=fmt)
     own = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     return {
         "sdpa cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),
         "sdpa flash": sdpa(SDPBackend.FLASH_ATTENTION),
-        "numdev hopper": lambda: Triton(kernel=Kernel.HOPPER, softmax=softmax)(q, k, v, mask),
-        "numdev portable": lambda: Triton(kernel=Kernel.PORTABLE)(q, k, v, mask),
+        "numdev hopper": lambda: Triton(fmt, kernel=Kernel.HOPPER, softmax=softmax)(q, k, v, mask),
+        "numdev portable": lambda: Triton(fmt, kernel=Kernel.PORTABLE)(q, k, v, mask),
         **({"fa4": lambda: fa4(*own, mask)} if fa4.digest else {}),
     }
 
@@ -94,26 +95,26 @@ def environment() -> str:
     return f"{torch.cuda.get_device_name()} {versions}"
 
 
-def graphed(run: Call) -> Call:
-    """CALLS launches as one CUDA graph, so that the host's share is not timed."""
+def graphed(run: Call, calls: int = CALLS) -> Call:
+    """So many launches as one CUDA graph, so that the host's share is not timed."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         run()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            for _ in range(CALLS):
+            for _ in range(calls):
                 run()
     return graph.replay
 
 
-def seconds(runs: dict[str, Call]) -> dict[str, float]:
+def seconds(runs: dict[str, Call], calls: int = CALLS) -> dict[str, float]:
     """Median time of one launch of each, all captured before the first is timed."""
-    return seconds_of_calls({name: graphed(run) for name, run in runs.items()})
+    return seconds_of_calls({name: graphed(run, calls) for name, run in runs.items()}, calls)
 
 
-def seconds_of_calls(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median time of one call of each; each of `runs` makes CALLS."""
+def seconds_of_calls(runs: dict[str, Call], calls: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
+    """Median time of one call of each; each of `runs` makes `calls`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -123,18 +124,32 @@ def seconds_of_calls(runs: dict[str, Call], rounds: int = ROUNDS) -> dict[str, f
             run()
             stop.record()
             stop.synchronize()
-            times[name].append(start.elapsed_time(stop) / 1e3 / CALLS)
+            times[name].append(start.elapsed_time(stop) / 1e3 / calls)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def calls_of(n: int) -> int:
+    """Calls of one measurement: a launch of one sequence of 32,768 tokens takes as long as those of all shorter ones."""
+    return CALLS if n <= TOKENS else 1
+
+
+def problems(dims: list[int], lengths: list[int]) -> Iterator[tuple[int, int, int, bool, int]]:
+    """head_dim, heads, KV heads, whether there is a causal limit, and N, of each row of a table."""
+    for dim, causal, n in itertools.product(dims, (False, True), lengths):
+        yield dim, WIDTH // dim, WIDTH // dim, causal, n
+    if 128 in dims:
+        yield from ((128, 64, 8, causal, n) for causal in (False, True) for n in lengths if n >= TOKENS)
 
 
 def row_of(dim: int, causal: bool, n: int, heads: int, kv_heads: int) -> str:
     return f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} heads {heads:2d}/{kv_heads:2d}"
 
 
-def rows_of_eight_bits(dims: list[int], lengths: tuple[int, ...]) -> None:
+def rows_of_eight_bits(dims: list[int], lengths: list[int]) -> None:
     for dim, causal, n in itertools.product(dims, (False, True), lengths):
-        q, k, v = (torch.randn(TOKENS // n, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * TOKENS * WIDTH * n * (0.5 if causal else 1.0)
+        batch = max(1, TOKENS // n)
+        q, k, v = (torch.randn(batch, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * batch * WIDTH * n**2 * (0.5 if causal else 1.0)
         place = row_of(dim, causal, n, WIDTH // dim, WIDTH // dim)
         for name, value in times.items():
             rate = f"{place}  {name:42s} {flops / value / 1e12:5.0f} TFLOP/s"
@@ -145,27 +160,28 @@ def rows_of_eight_bits(dims: list[int], lengths: tuple[int, ...]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="N = 1024 and 4096 only")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", help="N; by default 1,024 to 32,768, in 8 bits 4,096 and 16,384")
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head_dim")
     others = ("sdpa cudnn", "sdpa flash", "numdev portable", "fa4")
-    parser.add_argument("--only", nargs="+", choices=others, help="in BF16, what is timed beside `numdev hopper`; by default all")
-    parser.add_argument("--precision", choices=["bf16", "e4m3fn"], default="bf16")
+    parser.add_argument(
+        "--only", nargs="+", choices=others, help="of 16 bits, what is timed beside `numdev hopper`; by default all"
+    )
+    parser.add_argument("--precision", choices=["bf16", "fp16", "e4m3fn"], default="bf16")
     parser.add_argument("--rescale-threshold", type=float, default=0.0, help="of the Hopper kernel: 8 omits most rescales")
     options = parser.parse_args()
-    lengths = (1024, 4096) if options.quick else (1024, 2048, 4096, 8192, 16384)
     print(environment(), "TFLOP/s", flush=True)
     if options.precision == "e4m3fn":
-        rows_of_eight_bits(options.dims, (4096, 16384))
+        rows_of_eight_bits(options.dims, options.lengths or [4096, 16384])
         return
     ratios: dict[tuple[str, str], list[float]] = {}
-    rows = [(dim, WIDTH // dim, WIDTH // dim, n, causal) for dim in options.dims for causal in (False, True) for n in lengths]
-    rows += [] if options.quick or 128 not in options.dims else [(128, 64, 8, n, causal) for n, causal in GROUPED]
-    for dim, heads, kv_heads, n, causal in rows:
+    for dim, heads, kv_heads, causal, n in problems(options.dims, options.lengths or LENGTHS):
         batch, kind = max(1, TOKENS // n), f"d {dim}" if heads == kv_heads else f"{heads} heads on {kv_heads}"
-        q, k, v = (torch.randn(batch, each, n, dim, device="cuda", dtype=torch.bfloat16) for each in (heads, kv_heads, kv_heads))
+        shapes, dtype = [(batch, each, n, dim) for each in (heads, kv_heads, kv_heads)], Format.parse(options.precision).dtype
+        q, k, v = (torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes)
         runs = contenders(q, k, v, causal=causal, threshold=options.rescale_threshold)
-        times = seconds({name: run for name, run in runs.items() if name in ("numdev hopper", *(options.only or others))})
+        chosen = {name: run for name, run in runs.items() if name in ("numdev hopper", *(options.only or others))}
+        times = seconds(chosen, calls_of(n))
         flops = 4 * batch * heads * n * n * dim * (0.5 if causal else 1.0)
         over = {name: value / times["numdev hopper"] for name, value in times.items() if name in ("sdpa cudnn", "fa4")}
         rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())

@@ -1,17 +1,19 @@
 """Our forward kernels beside those of SDPA and, where it is installed, FlashAttention-4, on one GPU.
 
-    python -m benchmarks.kernels [--lengths 1024 4096] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision fp16]
+    python -m benchmarks.kernels [--lengths 1024 4096] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision fp16] [--pause 0.06]
 
 BF16 or FP16, 16,384 tokens or one sequence, 2048/d heads, random inputs; and at d 128, from 16,384 tokens on, 64 heads on 8 of k
 and v. FlashAttention-4 gets them in its own layout, tokens before heads.
 
 With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums promoted after every tile of keys (not at d =
 256), or never; and with scales, from BF16, of a head, of blocks, and of blocks after a rotation. One line for each: the kernel
-with what runs before it (quantiser, or the layout of k and v), and alone.
+with what runs before it (quantiser, or the layout of k and v), and alone. Where nvidia-cudnn-frontend is installed, also
+cuDNN's kernel, which gets codes and, on Hopper, leaves O in E4M3.
 
 Every kernel is captured in a CUDA graph of four launches, or of one at N = 32,768, and the graphs are replayed in turn, twelve
 rounds, so that all of them see about the same clocks: a GPU under load lowers them by a tenth. `--only` leaves out slow kernels,
-after which the next one would begin on a cooler GPU. The figure is the median over rounds, without the host's share.
+after which the next one would begin on a cooler GPU. The figure is the median over rounds, without the host's share. With
+`--pause 0.06` each measurement begins after so many seconds in which the GPU cools, and its power limit does not hold it back.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ import argparse
 import itertools
 import math
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 import triton
@@ -70,6 +74,8 @@ def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -
     fp8 = Triton(E4M3FN, kernel=Kernel.HOPPER, softmax=softmax)
     inputs, codes = (q, k, v), tuple(x.to(torch.float8_e4m3fn) for x in (q, k, v))
     runs: dict[str, Call] = {"bf16": lambda: Triton(kernel=Kernel.HOPPER)(q, k, v, mask)}
+    if find_spec("cudnn"):
+        runs["cudnn, codes given, output in e4m3fn"] = cudnn_of_eight_bits(*codes, causal=causal)
     low = Cast.parse("e4m3fn:saturate")
     kinds: dict[str, Quantised | None] = {
         "codes given": None,
@@ -87,6 +93,41 @@ def narrow(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -
         made = stages[0]()
         runs |= {title: partial(kernel, *own, mask), f"{title}: before": stages[0], f"{title}: alone": partial(stages[1], *made)}
     return runs
+
+
+def cudnn_of_eight_bits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> Call:
+    """cuDNN's kernel on E4M3, by its own package, since PyTorch takes none of 8 bits; P in E4M3 with a factor of 256."""
+    import cudnn
+
+    kinds, handle = cudnn.data_type, cudnn.create_handle()
+    graph = cudnn.pygraph(
+        io_data_type=kinds.FP8_E4M3, intermediate_data_type=kinds.FLOAT, compute_data_type=kinds.FLOAT, handle=handle
+    )
+    numbers = dict.fromkeys(("descale_q", "descale_k", "descale_v", "scale_o"), 1.0) | {"scale_s": 256.0, "descale_s": 1 / 256}
+    given = {"q": q, "k": k, "v": v} | {name: torch.full((1, 1, 1, 1), x, device="cuda") for name, x in numbers.items()}
+    left = [torch.empty_like(q), *(torch.empty(shape, device="cuda") for shape in ((*q.shape[:3], 1), *[(1, 1, 1, 1)] * 2))]
+
+    def kind_of(x: torch.Tensor) -> object:
+        return kinds.FLOAT if x.dtype == torch.float32 else kinds.FP8_E4M3
+
+    told = {
+        name: graph.tensor(name=name, dim=list(x.shape), stride=list(x.stride()), data_type=kind_of(x))
+        for name, x in given.items()
+    }
+    made = graph.sdpa_fp8(**told, generate_stats=True, attn_scale=q.shape[-1] ** -0.5, use_causal_mask=causal)
+    for what, x in zip(made, left, strict=True):
+        what.set_output(True).set_dim(list(x.shape)).set_stride(list(x.stride())).set_data_type(kind_of(x))
+    graph.build([cudnn.heur_mode.A])
+    space = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
+    tensors = dict(zip((*told.values(), *made), (*given.values(), *left), strict=True))
+    tensors = {what: x if x.dtype == torch.float32 else x.view(torch.uint8) for what, x in tensors.items()}
+
+    def run() -> torch.Tensor:
+        cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
+        graph.execute(tensors, space, handle=handle)
+        return left[0]
+
+    return run
 
 
 def environment() -> str:
@@ -108,17 +149,21 @@ def graphed(run: Call, calls: int = CALLS) -> Call:
     return graph.replay
 
 
-def seconds(runs: dict[str, Call], calls: int = CALLS) -> dict[str, float]:
+def seconds(runs: dict[str, Call], calls: int = CALLS, pause: float = 0.0) -> dict[str, float]:
     """Median time of one launch of each, all captured before the first is timed."""
-    return seconds_of_calls({name: graphed(run, calls) for name, run in runs.items()}, calls)
+    return seconds_of_calls({name: graphed(run, calls) for name, run in runs.items()}, calls, pause=pause)
 
 
-def seconds_of_calls(runs: dict[str, Call], calls: int = CALLS, rounds: int = ROUNDS) -> dict[str, float]:
-    """Median time of one call of each; each of `runs` makes `calls`."""
+def seconds_of_calls(runs: dict[str, Call], calls: int = CALLS, rounds: int = ROUNDS, pause: float = 0.0) -> dict[str, float]:
+    """Median time of one call of each, after one more or after a pause in seconds; each of `runs` makes `calls`."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
-            run()
+            if pause:
+                torch.cuda.synchronize()
+                time.sleep(pause)
+            else:
+                run()
             start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
             run()
@@ -145,11 +190,12 @@ def row_of(dim: int, causal: bool, n: int, heads: int, kv_heads: int) -> str:
     return f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} heads {heads:2d}/{kv_heads:2d}"
 
 
-def rows_of_eight_bits(dims: list[int], lengths: list[int]) -> None:
+def rows_of_eight_bits(dims: list[int], lengths: list[int], pause: float) -> None:
     for dim, causal, n in itertools.product(dims, (False, True), lengths):
         batch = max(1, TOKENS // n)
         q, k, v = (torch.randn(batch, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        times, flops = seconds(narrow(q, k, v, causal=causal)), 4 * batch * WIDTH * n**2 * (0.5 if causal else 1.0)
+        times = seconds(narrow(q, k, v, causal=causal), calls_of(n), pause)
+        flops = 4 * batch * WIDTH * n**2 * (0.5 if causal else 1.0)
         place = row_of(dim, causal, n, WIDTH // dim, WIDTH // dim)
         for name, value in times.items():
             rate = f"{place}  {name:42s} {flops / value / 1e12:5.0f} TFLOP/s"
@@ -169,10 +215,11 @@ def main() -> None:
     )
     parser.add_argument("--precision", choices=["bf16", "fp16", "e4m3fn"], default="bf16")
     parser.add_argument("--rescale-threshold", type=float, default=0.0, help="of the Hopper kernel: 8 omits most rescales")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each measurement, in which the GPU cools")
     options = parser.parse_args()
     print(environment(), "TFLOP/s", flush=True)
     if options.precision == "e4m3fn":
-        rows_of_eight_bits(options.dims, options.lengths or [4096, 16384])
+        rows_of_eight_bits(options.dims, options.lengths or [4096, 16384], options.pause)
         return
     ratios: dict[tuple[str, str], list[float]] = {}
     for dim, heads, kv_heads, causal, n in problems(options.dims, options.lengths or LENGTHS):
@@ -181,7 +228,7 @@ def main() -> None:
         q, k, v = (torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes)
         runs = contenders(q, k, v, causal=causal, threshold=options.rescale_threshold)
         chosen = {name: run for name, run in runs.items() if name in ("numdev hopper", *(options.only or others))}
-        times = seconds(chosen, calls_of(n))
+        times = seconds(chosen, calls_of(n), options.pause)
         flops = 4 * batch * heads * n * n * dim * (0.5 if causal else 1.0)
         over = {name: value / times["numdev hopper"] for name, value in times.items() if name in ("sdpa cudnn", "fa4")}
         rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())

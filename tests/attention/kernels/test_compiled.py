@@ -58,6 +58,7 @@ HOPPER = (
     (256, 128, True, False, False, True, False, 0, None),
     (128, 128, True, False, False, True, False, 1, (0, 0, 0)),
     *((dim, 128, True, False, False, True, False, int(dim < 256), (128, 128, 128)) for dim in (64, 128, 256)),
+    *((128, 128, True, False, True, True, False, 0, scales) for scales in (None, (128, 128, 128))),
     *((64, 192, True, False, False, True, False, None, None, split) for split in ((16, False), (16, True))),
     *((128, 128, True, False, True, True, padded, None, None, (16, padded)) for padded in (False, True)),
 )
@@ -381,14 +382,14 @@ def test_the_kernels_of_operations_compile_without_spills() -> None:
 
 @pytest.mark.parametrize("kind", ["hopper", "hopper_backward", "hopper_wide"])
 def test_the_hopper_kernels_keep_their_matrices_in_registers_and_their_products_in_flight(kind: str) -> None:
-    """Forward, d = 256, a window, splits and a second sum of P V leave a few scalars in memory: none of S, P or O.
+    """Forward, d = 256, a window, splits, scales and a second sum of P V leave a few scalars in memory: none of S, P or O.
 
     Backward it is addresses and counts, up to d = 128 most of them from one tile of keys to the next, as long as `hidden_zero`
     keeps those of stationary operands out of registers: 40 to 120 bytes. The least of the matrices that pass through an iteration
     are 64 bytes of a thread at d = 128 (P and dS in words), and 128 at d = 64 (the same) and 256 (P and dP): one more would show.
     """
     for kernel in in_a_process(kind):
-        scalars = (kernel["dim"] == 256) + any(kernel.get(name) for name in ("promotion", "windowed", "split"))
+        scalars = (kernel["dim"] == 256) + any(kernel.get(name) for name in ("promotion", "windowed", "split", "scaled"))
         most = 32 * scalars if kind == "hopper" else {64: 127, 128: 39 + 64, 256: 96}[kernel["dim"]]
         assert kernel["stack"] <= most, kernel
         assert not kernel["warnings"], kernel

@@ -140,6 +140,8 @@ class Setting:
         skips: whether a warp skips the rescale of O where none of its rows needs one.
         joins: whether a program joins the splits of a tile.
         holds: whether a group holds Q of its tile in registers, of which masks and splits leave too few.
+        defers: whether P stays in FP32 until the products of the next block begin, beside which it is rounded and summed: where
+            there are registers for it beside the next S.
         cast: the instructions by which numbers of P become a word.
         s, o, p, q: layouts of S, of O, and of P and Q as operands.
         row, o_row, o_column: layouts of a number for each row of S, for each row of O, and for each column of O.
@@ -147,7 +149,7 @@ class Setting:
     """
 
     _derived = (
-        *("narrow", "sets", "halves", "turns", "skips", "joins", "holds", "cast"),
+        *("narrow", "sets", "halves", "turns", "skips", "joins", "holds", "defers", "cast"),
         *("s", "o", "p", "q", "row", "o_row", "o_column", "o_before"),
     )
     __annotations__ = dict.fromkeys((*Code._fields, *_derived), gl.constexpr)
@@ -167,6 +169,7 @@ class Setting:
         self.skips = gl.constexpr(code.threshold > 0 or (bits == 8 and code.dim > 128))
         self.joins = gl.constexpr(joins)
         self.holds = gl.constexpr(bits == 16 and code.dim == 128 and not (code.masked or code.split))
+        self.defers = gl.constexpr(bits == 8 and code.dim == 128 and code.promotion == 0)
         self.cast = gl.constexpr(CASTS[code.dtype.name])
         self.s = gl.constexpr(s)
         self.o = gl.constexpr(o)
@@ -430,8 +433,8 @@ def scores(setting, shared, q, i):
 
 
 @gluon.jit
-def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr):
-    """`P [ROWS, bc]`, `alpha, m', l' [ROWS]` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
+def softmax(setting, s, m, scale, key, floor, limit, MASK: gl.constexpr):
+    """`P [ROWS, bc]`, `alpha, m' [ROWS]` of a block, in units of log 2; `scale` is positive and holds log2(e)."""
     if MASK:
         # Two groups have registers to spare: they compare the block's columns, the same for every block and so kept in
         # registers, with a limit shifted to the block. Three groups have none to spare, and compute the columns each time.
@@ -464,17 +467,32 @@ def softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK: gl.constexpr
         p = gl.exp2(gl.fma(s, scale, -minus))
     else:  # contracted to the same FMA; it takes two instructions less, and the wait for P V may come later
         p = gl.exp2(s * scale - minus)
-    return p, alpha, m_next, row_sum * alpha + gl.sum(p, 1)
+    return p, alpha, m_next
+
+
+@gluon.jit
+def summed(row_sum, alpha, p):
+    """`l' [ROWS]` after a block with P `[ROWS, bc]`."""
+    return row_sum * alpha + gl.sum(p, 1)
+
+
+@gluon.jit
+def kept(setting, p):
+    """What of P `[ROWS, bc]` passes to the next block: its words, or P itself if `setting.defers`."""
+    if not setting.defers:
+        p = packed(p, setting.dtype, setting.cast)
+    return p
 
 
 @gluon.jit
 def step(
-    c, setting, shared, q, i, i_v, met, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit,
+    c, setting, shared, q, i, i_v, met, p, weight, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit,
     MASK: gl.constexpr,
 ):  # fmt: skip
     """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
 
-    p is `[ROWS, bc]`, acc `[ROWS, dim]`; m, row_sum, floor and limit are `[ROWS]`. `v_scale` is that of block i_v, then of i.
+    p is `kept`, weight the alpha of its block; acc is `[ROWS, dim]`; m, row_sum, floor and limit are `[ROWS]`. The new row_sum
+    has block i, or if `setting.defers` ends with block i_v. `v_scale` is that of block i_v, then of i.
     """
     k_scale = scale
     v_next = v_scale
@@ -487,30 +505,36 @@ def step(
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
     take_turn(c, setting, shared, i)
     s = scores(setting, shared, q, i)  # [ROWS, bc]
+    words = packed(p, setting.dtype, setting.cast) if setting.defers else p
     mbarrier.wait(shared.v_full.index(at_v), (i_v // setting.stages) & 1)
     if setting.narrow:
         v = shared.v.index(at_v).reshape((setting.dim, setting.bc)).permute((1, 0))  # [bc, dim]
     else:
         v = shared.v.index(at_v).reshape((setting.bc, setting.dim))
-    p = gl.convert_layout(unpacked(p, setting.dtype), setting.p, assert_trivial=True)
+    operand = gl.convert_layout(unpacked(words, setting.dtype), setting.p, assert_trivial=True)
     if setting.promotion:
-        product = warpgroup_mma(p, v, acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
+        product = warpgroup_mma(operand, v, acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
     else:
-        product = warpgroup_mma(p, v, acc, is_async=True)
+        product = warpgroup_mma(operand, v, acc, is_async=True)
     pass_turn(c, setting, shared, i)
+    if setting.defers:
+        row_sum = summed(row_sum, weight, p)
     s = warpgroup_mma_wait(1, deps=(s,))
-    if not setting.narrow:
+    if setting.defers or not setting.narrow:
         mbarrier.arrive(shared.k_empty.index(at), count=1)
     if setting.k_keys:
         scale = scale * k_scale
-    p_next, alpha, m, row_sum = softmax(setting, s, m, row_sum, scale, key, floor, limit, MASK)
+    p_next, weight, m = softmax(setting, s, m, scale, key, floor, limit, MASK)
+    if not setting.defers:
+        row_sum = summed(row_sum, weight, p_next)
+    alpha = weight
     if setting.v_keys:
         alpha = alpha * (v_scale / v_next)
     acc = warpgroup_mma_wait(0, deps=(product,))
-    if setting.narrow:
+    if setting.narrow and not setting.defers:
         mbarrier.arrive(shared.k_empty.index(at), count=1)
     mbarrier.arrive(shared.v_empty.index(at_v), count=1)
-    return p_next, alpha, acc, m, row_sum, v_next
+    return p_next, weight, alpha, acc, m, row_sum, v_next
 
 
 @gluon.jit
@@ -524,7 +548,7 @@ def rescale(setting, acc, total, alpha, met):
 
 @gluon.jit
 def blocks(
-    c, setting, shared, q, i, p, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, floor, limit,
+    c, setting, shared, q, i, p, weight, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, floor, limit,
     first, last, MASK: gl.constexpr,
 ):  # fmt: skip
     """Blocks `first` to `last - 1` of a tile, of those after the first one that group c sees."""
@@ -532,13 +556,14 @@ def blocks(
     for block in range(first, last):
         key = (n - 1 - block) * setting.bc
         met = block - skip
-        p_next, alpha, acc, m, row_sum, v_scale = step(
-            c, setting, shared, tile_q, i, i - 1, met - 1, p, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit, MASK
-        )
-        p = packed(p_next, setting.dtype, setting.cast)
+        p_next, weight, alpha, acc, m, row_sum, v_scale = step(
+            c, setting, shared, tile_q, i, i - 1, met - 1, p, weight, acc, m, row_sum, scale, k_at, v_at, v_scale, key,
+            floor, limit, MASK,
+        )  # fmt: skip
+        p = kept(setting, p_next)
         acc, total = rescale(setting, acc, total, alpha, met)
         i += 1
-    return i, p, acc, total, m, row_sum, v_scale
+    return i, p, weight, acc, total, m, row_sum, v_scale
 
 
 @gluon.jit
@@ -673,8 +698,9 @@ def compute(setting, shared, work, d_o, lse, scale):
         of_block = factor * scale_in(k_at, key, setting.k_keys)
     if setting.scaled:
         v_scale = scale_in(v_at, key, setting.v_keys)
-    p_next, _, m, row_sum = softmax(setting, s, m_0, row_sum_0, of_block, key, floor, limit, setting.masked)
-    p = packed(p_next, setting.dtype, setting.cast)  # [ROWS, bc]
+    p_next, weight, m = softmax(setting, s, m_0, of_block, key, floor, limit, setting.masked)
+    row_sum = row_sum_0 if setting.defers else summed(row_sum_0, weight, p_next)
+    p = kept(setting, p_next)
     i += 1
     j = 0  # tiles so far, splits counted
     t = 0  # and Q
@@ -683,17 +709,17 @@ def compute(setting, shared, work, d_o, lse, scale):
     while n > 0:
         q = (t % setting.sets) * setting.groups + c
         if setting.unaligned:
-            i, p, acc, total, m, row_sum, v_scale = blocks(
-                c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
+            i, p, weight, acc, total, m, row_sum, v_scale = blocks(
+                c, setting, shared, q, i, p, weight, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
                 skip + 1, whole, True,
             )  # fmt: skip
-        i, p, acc, total, m, row_sum, v_scale = blocks(
-            c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
+        i, p, weight, acc, total, m, row_sum, v_scale = blocks(
+            c, setting, shared, q, i, p, weight, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
             whole, edge, False,
         )  # fmt: skip
         if setting.windowed:
-            i, p, acc, total, m, row_sum, v_scale = blocks(
-                c, setting, shared, q, i, p, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
+            i, p, weight, acc, total, m, row_sum, v_scale = blocks(
+                c, setting, shared, q, i, p, weight, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
                 edge, end, True,
             )  # fmt: skip
         if setting.joins:
@@ -717,12 +743,16 @@ def compute(setting, shared, work, d_o, lse, scale):
         mbarrier.wait(shared.q_full.index(q_next), (t // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
         factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
-        p_next, _, acc, m_next, row_sum_next, v_next = step(
-            c, setting, shared, query(setting, shared, q_next), i, i_v, met, p, acc, m_0, row_sum_0,
+        p_next, weight, _, acc, m_next, row_sum_next, v_next = step(
+            c, setting, shared, query(setting, shared, q_next), i, i_v, met, p, weight, acc, m_0,
+            row_sum if setting.defers else row_sum_0,
             factor, k_at, v_at, v_scale, key, floor, limit, setting.masked,
         )  # fmt: skip
         i += 1
-        p = packed(p_next, setting.dtype, setting.cast)
+        p = kept(setting, p_next)
+        if setting.defers:
+            row_sum = row_sum_next
+            row_sum_next = row_sum_0
         if setting.promotion:
             acc = total + acc
             total = gl.zeros([ROWS, setting.dim], gl.float32, setting.o)

@@ -28,7 +28,6 @@ from numdev.attention.kernels.hopper.launch import (
     WIDE,
     Limits,
     Work,
-    heads_in_cache,
     hidden_queries,
     pinned_br,
     schedule,
@@ -316,12 +315,10 @@ def _together(heads: int, tokens: int, head_dim: int) -> int:
     """How many heads start together under a causal limit: a divisor of all heads.
 
     All walks of a head begin at its last unit and wait for their turns there: with more heads at a time, fewer walks wait. Since
-    they advance in step, the cache holds only a part of each head. On an H200 at c9c4c778 the fastest were 8 heads of 16,384
-    tokens, 32 of 4,096 and 32 of 1,024 at d = 128; 8, 64 and 64 at d = 64.
+    they advance in step, the cache holds only a part of each head. The bounds are those of the fastest on an H200 at 1,024 to
+    32,768 tokens (`reports/reference/h200/benchmarks/backward_variants.txt`).
     """
-    in_step = int(131072 / (head_dim * math.sqrt(tokens)))
-    most = min(heads, max(in_step, heads_in_cache(tokens, head_dim)))
-    return _divisor(heads, most)
+    return _divisor(heads, min(4096 // head_dim, math.ceil(1.5 * 2**24 / (tokens * head_dim))))
 
 
 def _divisor(heads: int, most: int) -> int:

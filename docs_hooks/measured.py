@@ -150,28 +150,36 @@ def instrument_speed() -> Iterator[str]:
         yield f"| {cell(escaped(row['name']))} | {' | '.join(figures)} | {escaped(row['target'])} | {is_met} |"
 
 
-def kernel_speed() -> Iterator[str]:
-    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over the others."""
-    yield from _beside("kernels.txt", "numdev hopper")
+def kernel_speed(precision: str = "") -> Iterator[str]:
+    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over the others.
+
+    Of BF16; of another format, whose figures differ little, the means alone.
+    """
+    yield from _beside("kernels", "numdev hopper", precision)
 
 
-def backward_speed() -> Iterator[str]:
-    """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's."""
-    yield from _beside("backward.txt", "fused")
+def backward_speed(precision: str = "") -> Iterator[str]:
+    """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's.
+
+    Of BF16; of another format the means alone.
+    """
+    yield from _beside("backward", "fused", precision)
 
 
-def _beside(file: str, ours: str) -> Iterator[str]:
+def _beside(file: str, ours: str, precision: str) -> Iterator[str]:
     """A table of kernels on problems, and the geometric mean and the least of the ratios of one of them to each other one."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / file).read_text().splitlines()
+    name = "_".join(filter(None, (file, precision)))
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / f"{name}.txt").read_text().splitlines()
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
     place = re.compile(r"(d +(\d+) (\w+) +N +(\d+)(?: heads +([\d/ ]+\d))?) ")
     rows = {m.groups("")[1:]: line[m.end() :].partition(" largest error")[0] for line in lines if (m := place.match(line))}
     figure = re.compile(r"((?:sdpa |numdev )?(?<!/)\b[a-z]\w*) +(\d+(?: \([\d.]+\))?)(?= |$)")
     found = {problem: dict(figure.findall(row)) for problem, row in rows.items()}
     names = list(next(iter(found.values())))
-    yield from (f"| d | mask | N | heads | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|")
-    for problem, rates in found.items():
-        yield f"| {' | '.join(problem)} | {' | '.join(rates.get(name, '') for name in names)} |"
+    if not precision:
+        yield from (f"| d | mask | N | heads | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|")
+        for problem, rates in found.items():
+            yield f"| {' | '.join(problem)} | {' | '.join(rates.get(name, '') for name in names)} |"
     means = []
     for name in names:
         ratios = [int(rates[ours].split()[0]) / int(rates[name].split()[0]) for rates in found.values() if name in rates]

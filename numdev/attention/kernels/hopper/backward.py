@@ -78,6 +78,7 @@ from numdev.attention.kernels.hopper.primitives import (
     let_kernel_after_start,
     packed,
     pass_turn_on,
+    record,
     thread_barrier,
     unpacked,
 )
@@ -158,7 +159,7 @@ class Setting:
         self.rows = gl.constexpr(gl.BlockedLayout([1, 8], [256 // code.dim, code.dim // 8], [4, 1], [1, 0]))
 
 
-@aggregate
+@record("tiles total units keys shift span heads shared_by together lengths")
 class Problem:
     """Sizes: tiles of keys of a head and of all together, units of queries, keys in memory, and how queries see them.
 
@@ -166,75 +167,27 @@ class Problem:
     `shared_by` those per KV head; `together` KV heads start together. `lengths` are the keys that exist.
     """
 
-    tiles: gl.tensor
-    total: gl.tensor
-    units: gl.tensor
-    keys: gl.tensor
-    shift: gl.tensor
-    span: gl.tensor
-    heads: gl.tensor
-    shared_by: gl.tensor
-    together: gl.tensor
-    lengths: gl.tensor
 
-
-@aggregate
+@record("tile b kv end count top edge length")
 class Work:
     """A tile of keys, and its walk: `count` units up to before `end`, each of every query head.
 
     Of these the first `top` and the last `edge` need a mask. `length` is the number of keys that exist.
     """
 
-    tile: gl.tensor
-    b: gl.tensor
-    kv: gl.tensor
-    end: gl.tensor
-    count: gl.tensor
-    top: gl.tensor
-    edge: gl.tensor
-    length: gl.tensor
 
-
-@aggregate
+@record("q k v do lse2 delta dk dv", tma.tensor_descriptor)
 class Tensors:
     """Descriptors for the copy engine: `[batch, heads, tokens, dim]`; lse2 and delta are `[batch, heads, queries]` in FP32."""
 
-    q: tma.tensor_descriptor
-    k: tma.tensor_descriptor
-    v: tma.tensor_descriptor
-    do: tma.tensor_descriptor
-    lse2: tma.tensor_descriptor
-    delta: tma.tensor_descriptor
-    dk: tma.tensor_descriptor
-    dv: tma.tensor_descriptor
 
-
-@aggregate
+@record(
+    "q do k v ds dq lse2 delta number number_full number_empty k_full k_empty v_full v_empty "
+    "q_empty q_full do_full ds_full dq_full dq_empty turn",
+    gl.shared_memory_descriptor,
+)
 class Shared:
     """Buffers in shared memory, and the barriers of the table above."""
-
-    q: gl.shared_memory_descriptor
-    do: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    ds: gl.shared_memory_descriptor
-    dq: gl.shared_memory_descriptor
-    lse2: gl.shared_memory_descriptor
-    delta: gl.shared_memory_descriptor
-    number: gl.shared_memory_descriptor
-    number_full: gl.shared_memory_descriptor
-    number_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
-    k_empty: gl.shared_memory_descriptor
-    v_full: gl.shared_memory_descriptor
-    v_empty: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    do_full: gl.shared_memory_descriptor
-    ds_full: gl.shared_memory_descriptor
-    dq_full: gl.shared_memory_descriptor
-    dq_empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
 
 
 @gluon.jit

@@ -11,12 +11,12 @@ Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha 
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
 
 In E4M3 both products are sums of `numdev.arithmetic.tensor_cores`; `P V` is promoted, its sum added to O in FP32 and begun
-anew, after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated; O leaves in 16 bits. V comes transposed,
-since the unit reads both operands of 8 bits along the sum. Numbers may be codes with scales, of a head or of a block of rows:
-that of q and that of a block of K are part of the factor of S. O is in units of the scale of the block of V that was met last:
-a change of unit is a factor of a row, as a rescale is. Of the four threads of a row, thread t holds columns 8 j + 2 t + e of S
-(e of 0 and 1), and needs 16 g + 4 t + b of P (b of 0 to 3): so a description of K in five dimensions permutes the keys of each
-16.
+anew, after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated, at d = 128 without promotion as late as
+beside the next `Q K^T`; O leaves in 16 bits. V comes transposed, since the unit reads both operands of 8 bits along the sum.
+Numbers may be codes with scales, of a head or of a block of rows: that of q and that of a block of K are part of the factor of
+S. O is in units of the scale of the block of V that was met last: a change of unit is a factor of a row, as a rescale is. Of
+the four threads of a row, thread t holds columns 8 j + 2 t + e of S (e of 0 and 1), and needs 16 g + 4 t + b of P (b of 0 to
+3): so a description of K in five dimensions permutes the keys of each 16.
 
 Splits of a fixed size begin with m, l and O of their own. A program joins those of a tile in order, as tiles of its list that
 share Q; m and l stay in registers meanwhile, and O of the splits before in shared memory, where O leaves at the end. Where few
@@ -70,6 +70,7 @@ from numdev.attention.kernels.hopper.primitives import (
     below,
     computing_group,
     packed,
+    record,
     scaled,
     thread_barrier,
     unpacked,
@@ -181,25 +182,12 @@ class Setting:
         self.o_before = gl.constexpr(gl.NVMMASharedLayout.get_default_for([64, code.dim], gl.float32))
 
 
-@aggregate
+@record("q k v o q_full q_empty k_full k_empty v_full v_empty v_tail turn", gl.shared_memory_descriptor)
 class Shared:
     """Buffers in shared memory, and the barriers of the table above."""
 
-    q: gl.shared_memory_descriptor
-    k: gl.shared_memory_descriptor
-    v: gl.shared_memory_descriptor
-    o: gl.shared_memory_descriptor
-    q_full: gl.shared_memory_descriptor
-    q_empty: gl.shared_memory_descriptor
-    k_full: gl.shared_memory_descriptor
-    k_empty: gl.shared_memory_descriptor
-    v_full: gl.shared_memory_descriptor
-    v_empty: gl.shared_memory_descriptor
-    v_tail: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
 
-
-@aggregate
+@record("tiles scales states sums splits heads group queries shift span")
 class Work:
     """The list of tiles (see `numdev.attention.kernels.hopper.launch.schedule`) and the sizes of the problem.
 
@@ -208,16 +196,17 @@ class Work:
     `splits`, and `sums` its m and l.
     """
 
-    tiles: gl.tensor
-    scales: gl.tensor
-    states: gl.tensor
-    sums: gl.tensor
-    splits: gl.tensor
-    heads: gl.tensor
-    group: gl.tensor
-    queries: gl.tensor
-    shift: gl.tensor
-    span: gl.tensor
+
+@record("n skip floor limit scale k_at v_at")
+class Place:
+    """Of a tile: the block behind its last, and how many a group skips; the keys that a row sees, as `limits` has them; and the
+    factor of S, and where the scales of K and of V begin, as `scales_of` has them.
+    """
+
+
+@record("p weight acc total m row_sum v_scale")
+class Sums:
+    """Rows of a group between two blocks: P as `kept` has it, alpha of its block, O, what was promoted, m, l, the scale of V."""
 
 
 @gluon.jit
@@ -485,21 +474,20 @@ def kept(setting, p):
 
 
 @gluon.jit
-def step(
-    c, setting, shared, q, i, i_v, met, p, weight, acc, m, row_sum, scale, k_at, v_at, v_scale, key, floor, limit,
-    MASK: gl.constexpr,
-):  # fmt: skip
+def step(c, setting, shared, q, i, i_v, met, sums, m, row_sum, place, key, MASK: gl.constexpr):
     """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
 
-    p is `kept`, weight the alpha of its block; acc is `[ROWS, dim]`; m, row_sum, floor and limit are `[ROWS]`. The new row_sum
-    has block i, or if `setting.defers` ends with block i_v. `v_scale` is that of block i_v, then of i.
+    m and row_sum `[ROWS]` are those before block i, or if `setting.defers` row_sum is that before block i_v: the new one has
+    block i or i_v. Returned are P of block i, alpha, the factor of O, O, m, row_sum, and the scale of V.
     """
+    scale = place.scale
     k_scale = scale
-    v_next = v_scale
+    v_next = sums.v_scale
+    p = sums.p
     if setting.k_keys:  # loaded before anything is awaited
-        k_scale = scale_in(k_at, key, setting.k_keys)
+        k_scale = scale_in(place.k_at, key, setting.k_keys)
     if setting.v_keys:
-        v_next = scale_in(v_at, key, setting.v_keys)
+        v_next = scale_in(place.v_at, key, setting.v_keys)
     at = i % setting.stages
     at_v = i_v % setting.stages
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
@@ -513,23 +501,23 @@ def step(
         v = shared.v.index(at_v).reshape((setting.bc, setting.dim))
     operand = gl.convert_layout(unpacked(words, setting.dtype), setting.p, assert_trivial=True)
     if setting.promotion:
-        product = warpgroup_mma(operand, v, acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
+        product = warpgroup_mma(operand, v, sums.acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
     else:
-        product = warpgroup_mma(operand, v, acc, is_async=True)
+        product = warpgroup_mma(operand, v, sums.acc, is_async=True)
     pass_turn(c, setting, shared, i)
     if setting.defers:
-        row_sum = summed(row_sum, weight, p)
+        row_sum = summed(row_sum, sums.weight, p)
     s = warpgroup_mma_wait(1, deps=(s,))
     if setting.defers or not setting.narrow:
         mbarrier.arrive(shared.k_empty.index(at), count=1)
     if setting.k_keys:
         scale = scale * k_scale
-    p_next, weight, m = softmax(setting, s, m, scale, key, floor, limit, MASK)
+    p_next, weight, m = softmax(setting, s, m, scale, key, place.floor, place.limit, MASK)
     if not setting.defers:
         row_sum = summed(row_sum, weight, p_next)
     alpha = weight
     if setting.v_keys:
-        alpha = alpha * (v_scale / v_next)
+        alpha = alpha * (sums.v_scale / v_next)
     acc = warpgroup_mma_wait(0, deps=(product,))
     if setting.narrow and not setting.defers:
         mbarrier.arrive(shared.k_empty.index(at), count=1)
@@ -547,23 +535,20 @@ def rescale(setting, acc, total, alpha, met):
 
 
 @gluon.jit
-def blocks(
-    c, setting, shared, q, i, p, weight, acc, total, m, row_sum, scale, k_at, v_at, v_scale, n, skip, floor, limit,
-    first, last, MASK: gl.constexpr,
-):  # fmt: skip
+def blocks(c, setting, shared, q, i, sums, place, first, last, MASK: gl.constexpr):
     """Blocks `first` to `last - 1` of a tile, of those after the first one that group c sees."""
     tile_q = query(setting, shared, q)
     for block in range(first, last):
-        key = (n - 1 - block) * setting.bc
-        met = block - skip
-        p_next, weight, alpha, acc, m, row_sum, v_scale = step(
-            c, setting, shared, tile_q, i, i - 1, met - 1, p, weight, acc, m, row_sum, scale, k_at, v_at, v_scale, key,
-            floor, limit, MASK,
-        )  # fmt: skip
-        p = kept(setting, p_next)
-        acc, total = rescale(setting, acc, total, alpha, met)
+        key = (place.n - 1 - block) * setting.bc
+        met = block - place.skip
+        p, weight, alpha, acc, m, row_sum, v_scale = step(
+            c, setting, shared, tile_q, i, i - 1, met - 1, sums, sums.m, sums.row_sum, place, key, MASK
+        )
+        p = kept(setting, p)
+        acc, total = rescale(setting, acc, sums.total, alpha, met)
+        sums = Sums(p, weight, acc, total, m, row_sum, v_scale)
         i += 1
-    return i, p, weight, acc, total, m, row_sum, v_scale
+    return i, sums
 
 
 @gluon.jit
@@ -708,20 +693,13 @@ def compute(setting, shared, work, d_o, lse, scale):
     sum_before = row_sum_0
     while n > 0:
         q = (t % setting.sets) * setting.groups + c
+        sums = Sums(p, weight, acc, total, m, row_sum, v_scale)
+        place = Place(n, skip, floor, limit, factor, k_at, v_at)
         if setting.unaligned:
-            i, p, weight, acc, total, m, row_sum, v_scale = blocks(
-                c, setting, shared, q, i, p, weight, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
-                skip + 1, whole, True,
-            )  # fmt: skip
-        i, p, weight, acc, total, m, row_sum, v_scale = blocks(
-            c, setting, shared, q, i, p, weight, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
-            whole, edge, False,
-        )  # fmt: skip
+            i, sums = blocks(c, setting, shared, q, i, sums, place, skip + 1, whole, True)
+        i, sums = blocks(c, setting, shared, q, i, sums, place, whole, edge, False)
         if setting.windowed:
-            i, p, weight, acc, total, m, row_sum, v_scale = blocks(
-                c, setting, shared, q, i, p, weight, acc, total, m, row_sum, factor, k_at, v_at, v_scale, n, skip, floor, limit,
-                edge, end, True,
-            )  # fmt: skip
+            i, sums = blocks(c, setting, shared, q, i, sums, place, edge, end, True)
         if setting.joins:
             if n_next == end_next:
                 mbarrier.arrive(shared.q_empty.index(q), count=1)
@@ -743,13 +721,17 @@ def compute(setting, shared, work, d_o, lse, scale):
         mbarrier.wait(shared.q_full.index(q_next), (t // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
         factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
-        p_next, weight, _, acc, m_next, row_sum_next, v_next = step(
-            c, setting, shared, query(setting, shared, q_next), i, i_v, met, p, weight, acc, m_0,
-            row_sum if setting.defers else row_sum_0,
-            factor, k_at, v_at, v_scale, key, floor, limit, setting.masked,
+        m = sums.m
+        row_sum = sums.row_sum
+        total = sums.total
+        v_scale = sums.v_scale
+        place = Place(n, skip, floor, limit, factor, k_at, v_at)
+        p, weight, _, acc, m_next, row_sum_next, v_next = step(
+            c, setting, shared, query(setting, shared, q_next), i, i_v, met,
+            sums, m_0, row_sum if setting.defers else row_sum_0, place, key, setting.masked,
         )  # fmt: skip
         i += 1
-        p = kept(setting, p_next)
+        p = kept(setting, p)
         if setting.defers:
             row_sum = row_sum_next
             row_sum_next = row_sum_0

@@ -28,6 +28,16 @@ def aggregate(cls):
     return made
 
 
+def record(names, kind=gl.tensor):
+    """Make a class an aggregate of fields of one kind, whose constructor takes them in this order."""
+
+    def made(cls):
+        cls.__annotations__ = dict.fromkeys(names.split(), kind)
+        return aggregate(cls)
+
+    return made
+
+
 @gluon.jit
 def barriers(count: gl.constexpr, arrivals: gl.constexpr):
     made = gl.allocate_shared_memory(gl.int64, [count, 1], mbarrier.MBarrierLayout())

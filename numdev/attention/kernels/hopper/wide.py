@@ -43,6 +43,7 @@ from numdev.attention.kernels.hopper.primitives import (
     barriers,
     hidden_zero,
     let_kernel_after_start,
+    record,
 )
 
 place = gluon.jit(order.place)
@@ -109,7 +110,7 @@ class Setting:
         self.column = gl.constexpr(gl.SliceLayout(0, s))
 
 
-@aggregate
+@record("row b h other heads first whole_first whole_last last keys shift span")
 class Work:
     """The tile of a program, whose first row is `row`, of head h: of Q for dQ, otherwise of K.
 
@@ -117,36 +118,10 @@ class Work:
     `whole_last` on need a mask.
     """
 
-    row: gl.tensor
-    b: gl.tensor
-    h: gl.tensor
-    other: gl.tensor
-    heads: gl.tensor
-    first: gl.tensor
-    whole_first: gl.tensor
-    whole_last: gl.tensor
-    last: gl.tensor
-    keys: gl.tensor
-    shift: gl.tensor
-    span: gl.tensor
 
-
-@aggregate
+@record("x1 x2 y1 y2 lse2 delta x_full y1_full y1_empty y2_full y2_empty turn", gl.shared_memory_descriptor)
 class Shared:
     """Buffers in shared memory, and the barriers of the table above."""
-
-    x1: gl.shared_memory_descriptor
-    x2: gl.shared_memory_descriptor
-    y1: gl.shared_memory_descriptor
-    y2: gl.shared_memory_descriptor
-    lse2: gl.shared_memory_descriptor
-    delta: gl.shared_memory_descriptor
-    x_full: gl.shared_memory_descriptor
-    y1_full: gl.shared_memory_descriptor
-    y1_empty: gl.shared_memory_descriptor
-    y2_full: gl.shared_memory_descriptor
-    y2_empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
 
 
 @gluon.jit

@@ -2,15 +2,15 @@
 
     python -m benchmarks.backward [--lengths 4096] [--dims 64 128] [--only fa4 fa4_det] [--precision fp16] [--parts] [--tiles]
 
-BF16 or FP16, and problems as in `benchmarks/kernels.py`. Contenders take turns, so that all of them see the same clocks; ours
-are CUDA graphs, the others calls of autograd, four to a measurement, or one at N = 32,768. FlashAttention-4, where it is
+It takes BF16 or FP16, and problems as in `benchmarks/kernels.py`. Contenders take turns, so that all of them see the same clocks;
+ours are CUDA graphs, the others calls of autograd, four to a measurement, or one beyond N = 16,384. FlashAttention-4, where it is
 installed, gets its own layout, tokens before heads, and adds to dQ in any order or, as `fa4_det`, in one.
 
 A figure is the median of twelve, in TFLOP/s of `10 N^2 d` operations for each head, half of that under a causal limit; what an
 implementation computes twice is counted once. In brackets is the ratio to cuDNN's figure. Ours are the portable kernels and, on
-a Hopper GPU, `fused`, the one kernel for it. Each is checked against FP64 autograd in the same run. `--parts` times the
-portable kernels one by one; `--tiles` tries launches for each of them, and says which is the fastest. `--only` leaves out slow
-passes, after which the next one would begin on a cooler GPU.
+a Hopper GPU, `fused`, those for it: one up to d = 128, three at d = 256. Each is checked against FP64 autograd in the same run.
+`--parts` times the portable kernels one by one; `--tiles` tries launches for each of them, and says which is the fastest.
+`--only` leaves out slow passes, after which the next one would begin on a cooler GPU.
 """
 
 from __future__ import annotations
@@ -27,11 +27,23 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.kernels import LENGTHS, TOKENS, Call, calls_of, environment, graphed, problems, row_of, seconds_of_calls
+from benchmarks.kernels import (
+    DIMS,
+    LENGTHS,
+    TOKENS,
+    Call,
+    calls_of,
+    environment,
+    graphed,
+    is_hopper,
+    problems,
+    row_of,
+    seconds_of_calls,
+)
 from numdev.arithmetic.formats import BF16, Format, format_of
 from numdev.attention.base import Saved
 from numdev.attention.kernels import portable
-from numdev.attention.kernels.launch import Kernel, Launch, Launches, device_of
+from numdev.attention.kernels.launch import Kernel, Launch, Launches
 from numdev.attention.mask import Mask
 from numdev.attention.triton import Triton, TritonBackward
 from numdev.attention.vendor.flash_attn import FlashAttn
@@ -126,7 +138,7 @@ class Problem:
 
 
 def repeated(run: Call, calls: int) -> Call:
-    """So many calls."""
+    """A function that calls `run` so many times."""
 
     def all_calls() -> None:
         for _ in range(calls):
@@ -155,10 +167,6 @@ def row(problem: Problem, label: str, only: list[str] | None) -> dict[str, float
     return rates
 
 
-def is_hopper() -> bool:
-    return device_of(torch.device("cuda")).generation == "sm_90"
-
-
 def show_parts(problem: Problem, label: str) -> None:
     launches = problem.runs(Kernel.PORTABLE).launches(problem.inputs[0].shape[-1], problem.mask, torch.device("cuda"))
     times = seconds_of_calls({name: graphed(run) for name, run in problem.parts(launches).items()})
@@ -183,19 +191,26 @@ def try_tiles(problem: Problem, label: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="N")
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head_dim")
+    parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="N; by default 1,024 to 32,768")
+    parser.add_argument("--dims", type=int, nargs="+", choices=DIMS, default=DIMS, help="head_dim")
     others = ("flash", "fa4", "fa4_det", "portable")
     parser.add_argument("--only", nargs="+", choices=others, help="what is timed beside cudnn and fused; by default all")
-    parser.add_argument("--precision", choices=["bf16", "fp16"], default="bf16")
-    for name, text in (("parts", "each kernel"), ("tiles", "try launches")):
+    parser.add_argument("--precision", choices=["bf16", "fp16"], default="bf16", help="format of the inputs")
+    alone = "time launch settings of the portable kernels, and nothing else"
+    for name, text in (("parts", "time each portable kernel besides"), ("tiles", alone)):
         parser.add_argument(f"--{name}", action="store_true", help=text)
     options = parser.parse_args()
+    if options.tiles and (options.only or options.parts):
+        parser.error("--tiles times nothing else; leave out --only and --parts")
+    if {"fa4", "fa4_det"} & {*(options.only or ())} and not FlashAttn().digest:
+        parser.error("FlashAttention-4 is not installed; leave out fa4 and fa4_det, or install flash-attn-4")
+    if not torch.cuda.is_available():
+        parser.error("it needs a CUDA device")
     print(environment(), "TFLOP/s")
     rates = []
     for dim, heads, kv_heads, causal, n in problems(options.dims, options.lengths):
         problem = Problem.of(dim, heads, kv_heads, causal, n, Format.parse(options.precision))
-        label = row_of(dim, causal, n, heads, kv_heads)
+        label = row_of(dim, heads, kv_heads, causal, n)
         if options.tiles:
             try_tiles(problem, label)
             continue

@@ -2,18 +2,19 @@
 
     python -m benchmarks.kernels [--lengths 1024 4096] [--dims 64 128] [--only "sdpa cudnn" fa4] [--precision fp16] [--pause 0.06]
 
-BF16 or FP16, 16,384 tokens or one sequence, 2048/d heads, random inputs; and at d 128, from 16,384 tokens on, 64 heads on 8 of k
-and v. FlashAttention-4 gets them in its own layout, tokens before heads.
+It takes BF16 or FP16, 16,384 tokens in all, or one sequence where N is larger, 2048/d heads and random inputs; at d = 128 and N
+of 16,384 or more also 64 heads on 8 of k and v. FlashAttention-4 gets them in its own layout, tokens before heads.
 
-With `--precision e4m3fn` the Hopper kernel in FP8 beside that in BF16: its sums promoted after every tile of keys (not at d =
-256), or never; and with scales, from BF16, of a head, of blocks, and of blocks after a rotation. One line for each: the kernel
-with what runs before it (quantiser, or the layout of k and v), and alone. Where nvidia-cudnn-frontend is installed, also
+With `--precision e4m3fn` it times the Hopper kernel in FP8 beside that in BF16: with sums promoted after every tile of keys (not
+at d = 256), or never; and with scales, from BF16, of a head, of blocks, and of blocks after a rotation. One line for each: the
+kernel with what runs before it (quantiser, or the layout of k and v), and alone. Where nvidia-cudnn-frontend is installed, also
 cuDNN's kernel, which gets codes and, on Hopper, leaves O in E4M3.
 
-Every kernel is captured in a CUDA graph of four launches, or of one at N = 32,768, and the graphs are replayed in turn, twelve
+Every kernel is captured in a CUDA graph of four launches, of one beyond N = 16,384, and the graphs are replayed in turn, twelve
 rounds, so that all of them see about the same clocks: a GPU under load lowers them by a tenth. `--only` leaves out slow kernels,
 after which the next one would begin on a cooler GPU. The figure is the median over rounds, without the host's share. With
-`--pause 0.06` each measurement begins after so many seconds in which the GPU cools, and its power limit does not hold it back.
+`--pause 0.06` each measurement begins after so many seconds in which the GPU cools, and its power limit does not hold it back;
+the figure then has the start of the graph in it, some microseconds.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from numdev import Cast
 from numdev.arithmetic.formats import E4M3FN, Format, format_of
 from numdev.arithmetic.quantise import Quantised, Scale
+from numdev.attention.kernels.launch import device_of
 from numdev.attention.mask import Mask
 from numdev.attention.softmax import Exponential, OnlineSoftmax
 from numdev.attention.triton import Kernel, Triton
@@ -42,7 +44,8 @@ from numdev.attention.vendor.flash_attn import FlashAttn
 
 TOKENS, WIDTH, ROUNDS, CALLS = 16384, 2048, 12, 4
 LENGTHS = [1024, 2048, 4096, 8192, 16384, 32768]
-"""The defaults of `--lengths`."""
+"""The defaults of `--lengths`, of 16 bits."""
+DIMS = [64, 128, 256]
 Call = Callable[[], object]
 
 
@@ -104,28 +107,28 @@ def cudnn_of_eight_bits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ca
         io_data_type=kinds.FP8_E4M3, intermediate_data_type=kinds.FLOAT, compute_data_type=kinds.FLOAT, handle=handle
     )
     numbers = dict.fromkeys(("descale_q", "descale_k", "descale_v", "scale_o"), 1.0) | {"scale_s": 256.0, "descale_s": 1 / 256}
-    given = {"q": q, "k": k, "v": v} | {name: torch.full((1, 1, 1, 1), x, device="cuda") for name, x in numbers.items()}
-    left = [torch.empty_like(q), *(torch.empty(shape, device="cuda") for shape in ((*q.shape[:3], 1), *[(1, 1, 1, 1)] * 2))]
+    inputs = {"q": q, "k": k, "v": v} | {name: torch.full((1, 1, 1, 1), x, device="cuda") for name, x in numbers.items()}
+    outputs = [torch.empty_like(q), *(torch.empty(shape, device="cuda") for shape in ((*q.shape[:3], 1), *[(1, 1, 1, 1)] * 2))]
 
     def kind_of(x: torch.Tensor) -> object:
         return kinds.FLOAT if x.dtype == torch.float32 else kinds.FP8_E4M3
 
-    told = {
+    of_inputs = {
         name: graph.tensor(name=name, dim=list(x.shape), stride=list(x.stride()), data_type=kind_of(x))
-        for name, x in given.items()
+        for name, x in inputs.items()
     }
-    made = graph.sdpa_fp8(**told, generate_stats=True, attn_scale=q.shape[-1] ** -0.5, use_causal_mask=causal)
-    for what, x in zip(made, left, strict=True):
-        what.set_output(True).set_dim(list(x.shape)).set_stride(list(x.stride())).set_data_type(kind_of(x))
+    results = graph.sdpa_fp8(**of_inputs, generate_stats=True, attn_scale=q.shape[-1] ** -0.5, use_causal_mask=causal)
+    for result, x in zip(results, outputs, strict=True):
+        result.set_output(True).set_dim(list(x.shape)).set_stride(list(x.stride())).set_data_type(kind_of(x))
     graph.build([cudnn.heur_mode.A])
     space = torch.empty(max(1, graph.get_workspace_size()), device="cuda", dtype=torch.uint8)
-    tensors = dict(zip((*told.values(), *made), (*given.values(), *left), strict=True))
-    tensors = {what: x if x.dtype == torch.float32 else x.view(torch.uint8) for what, x in tensors.items()}
+    tensors = dict(zip((*of_inputs.values(), *results), (*inputs.values(), *outputs), strict=True))
+    tensors = {name: x if x.dtype == torch.float32 else x.view(torch.uint8) for name, x in tensors.items()}
 
     def run() -> torch.Tensor:
         cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
         graph.execute(tensors, space, handle=handle)
-        return left[0]
+        return outputs[0]
 
     return run
 
@@ -134,6 +137,10 @@ def environment() -> str:
     """The GPU and the versions that the figures depend on."""
     versions = f"torch {torch.__version__} triton {triton.__version__} cudnn {torch.backends.cudnn.version()}"
     return f"{torch.cuda.get_device_name()} {versions}"
+
+
+def is_hopper() -> bool:
+    return torch.cuda.is_available() and device_of(torch.device("cuda")).generation == "sm_90"
 
 
 def graphed(run: Call, calls: int = CALLS) -> Call:
@@ -174,7 +181,7 @@ def seconds_of_calls(runs: dict[str, Call], calls: int = CALLS, rounds: int = RO
 
 
 def calls_of(n: int) -> int:
-    """Calls of one measurement: a launch of one sequence of 32,768 tokens takes as long as those of all shorter ones."""
+    """Calls of one measurement: a launch of one sequence of 32,768 tokens takes as long as four of 16,384."""
     return CALLS if n <= TOKENS else 1
 
 
@@ -186,7 +193,7 @@ def problems(dims: list[int], lengths: list[int]) -> Iterator[tuple[int, int, in
         yield from ((128, 64, 8, causal, n) for causal in (False, True) for n in lengths if n >= TOKENS)
 
 
-def row_of(dim: int, causal: bool, n: int, heads: int, kv_heads: int) -> str:
+def row_of(dim: int, heads: int, kv_heads: int, causal: bool, n: int) -> str:
     return f"d {dim:3d} {'causal' if causal else 'none  '} N {n:5d} heads {heads:2d}/{kv_heads:2d}"
 
 
@@ -196,7 +203,7 @@ def rows_of_eight_bits(dims: list[int], lengths: list[int], pause: float) -> Non
         q, k, v = (torch.randn(batch, WIDTH // dim, n, dim, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         times = seconds(narrow(q, k, v, causal=causal), calls_of(n), pause)
         flops = 4 * batch * WIDTH * n**2 * (0.5 if causal else 1.0)
-        place = row_of(dim, causal, n, WIDTH // dim, WIDTH // dim)
+        place = row_of(dim, WIDTH // dim, WIDTH // dim, causal, n)
         for name, value in times.items():
             rate = f"{place}  {name:42s} {flops / value / 1e12:5.0f} TFLOP/s"
             if before := times.get(f"{name}: before"):
@@ -208,15 +215,21 @@ def rows_of_eight_bits(dims: list[int], lengths: list[int], pause: float) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", help="N; by default 1,024 to 32,768, in 8 bits 4,096 and 16,384")
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128, 256], help="head_dim")
+    parser.add_argument("--dims", type=int, nargs="+", choices=DIMS, default=DIMS, help="head_dim")
     others = ("sdpa cudnn", "sdpa flash", "numdev portable", "fa4")
     parser.add_argument(
         "--only", nargs="+", choices=others, help="of 16 bits, what is timed beside `numdev hopper`; by default all"
     )
-    parser.add_argument("--precision", choices=["bf16", "fp16", "e4m3fn"], default="bf16")
-    parser.add_argument("--rescale-threshold", type=float, default=0.0, help="of the Hopper kernel: 8 omits most rescales")
+    parser.add_argument("--precision", choices=["bf16", "fp16", "e4m3fn"], default="bf16", help="format of the inputs")
+    parser.add_argument("--rescale-threshold", type=float, default=0.0, help="of the Hopper kernel of 16 bits: 8 omits most")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each measurement, in which the GPU cools")
     options = parser.parse_args()
+    if options.precision == "e4m3fn" and (options.only or options.rescale_threshold):
+        parser.error("--only and --rescale-threshold are of 16 bits; leave them out, or give --precision bf16")
+    if "fa4" in (options.only or ()) and not FlashAttn().digest:
+        parser.error("FlashAttention-4 is not installed; leave out fa4, or install flash-attn-4")
+    if not is_hopper():
+        parser.error("the Hopper kernel needs a GPU of compute capability 9.0")
     print(environment(), "TFLOP/s", flush=True)
     if options.precision == "e4m3fn":
         rows_of_eight_bits(options.dims, options.lengths or [4096, 16384], options.pause)
@@ -233,7 +246,7 @@ def main() -> None:
         over = {name: value / times["numdev hopper"] for name, value in times.items() if name in ("sdpa cudnn", "fa4")}
         rates = "  ".join(f"{name} {flops / value / 1e12:4.0f}" for name, value in times.items())
         beside = "  ".join(f"hopper/{name} {ratio:.3f}" for name, ratio in over.items())
-        print(f"{row_of(dim, causal, n, heads, kv_heads)}  {rates}  {beside}", flush=True)
+        print(f"{row_of(dim, heads, kv_heads, causal, n)}  {rates}  {beside}", flush=True)
         for group, (name, ratio) in itertools.product((kind, "all"), over.items()):
             ratios.setdefault((name, group), []).append(ratio)
     for (name, group), values in ratios.items():

@@ -151,18 +151,12 @@ def instrument_speed() -> Iterator[str]:
 
 
 def kernel_speed(precision: str = "") -> Iterator[str]:
-    """What `benchmarks/kernels.py` printed on one H200: TFLOP/s of each kernel, and ours over the others.
-
-    Of BF16; of another format, whose figures differ little, the means alone.
-    """
+    """TFLOP/s of each kernel by `benchmarks/kernels.py` on one H200, and ours over the others; of FP16 these ratios alone."""
     yield from _beside("kernels", "numdev hopper", precision)
 
 
 def backward_speed(precision: str = "") -> Iterator[str]:
-    """What `benchmarks/backward.py` printed on one H200: TFLOP/s of each backward pass, in brackets over cuDNN's.
-
-    Of BF16; of another format the means alone.
-    """
+    """TFLOP/s of each backward pass by `benchmarks/backward.py` on one H200, in brackets over cuDNN's; of FP16 ratios alone."""
     yield from _beside("backward", "fused", precision)
 
 
@@ -170,13 +164,14 @@ def _beside(file: str, ours: str, precision: str) -> Iterator[str]:
     """A table of kernels on problems, and the geometric mean and the least of the ratios of one of them to each other one."""
     name = "_".join(filter(None, (file, precision)))
     command, device, *lines = (REFERENCE / "h200" / "benchmarks" / f"{name}.txt").read_text().splitlines()
-    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}:", "")
+    where = f"`{command.removeprefix('# ')}`, {device.removesuffix(' TFLOP/s')}"
     place = re.compile(r"(d +(\d+) (\w+) +N +(\d+)(?: heads +([\d/ ]+\d))?) ")
     rows = {m.groups("")[1:]: line[m.end() :].partition(" largest error")[0] for line in lines if (m := place.match(line))}
     figure = re.compile(r"((?:sdpa |numdev )?(?<!/)\b[a-z]\w*) +(\d+(?: \([\d.]+\))?)(?= |$)")
     found = {problem: dict(figure.findall(row)) for problem, row in rows.items()}
     names = list(next(iter(found.values())))
     if not precision:
+        yield from (f"{where}:", "")
         yield from (f"| d | mask | N | heads | {' | '.join(names)} |", "|---" * (len(names) + 4) + "|")
         for problem, rates in found.items():
             yield f"| {' | '.join(problem)} | {' | '.join(rates.get(name, '') for name in names)} |"
@@ -184,7 +179,8 @@ def _beside(file: str, ours: str, precision: str) -> Iterator[str]:
     for name in names:
         ratios = [int(rates[ours].split()[0]) / int(rates[name].split()[0]) for rates in found.values() if name in rates]
         means += [f"{name} {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.3f}"] if name != ours else []
-    yield from ("", f"`{ours}` over the others, geometric mean and least: {'; '.join(means)}.")
+    title = f"{precision.upper()}, {where}: " if precision else ""
+    yield from ("", f"{title}`{ours}` over the others, geometric mean and least: {'; '.join(means)}.")
 
 
 def decode_speed() -> Iterator[str]:

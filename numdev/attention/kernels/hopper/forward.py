@@ -11,12 +11,12 @@ Of 16 bits the policy is `kernel(F)`: inputs, P and output in F; S, m, l, alpha 
 The readable specification is `numdev.attention.kernels.forward`; the tests compare the two.
 
 In E4M3 both products are sums of `numdev.arithmetic.tensor_cores`; `P V` is promoted, its sum added to O in FP32 and begun
-anew, after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated, at d = 128 without promotion as late as
-beside the next `Q K^T`; O leaves in 16 bits. V comes transposed, since the unit reads both operands of 8 bits along the sum.
-Numbers may be codes with scales, of a head or of a block of rows: that of q and that of a block of K are part of the factor of
-S. O is in units of the scale of the block of V that was met last: a change of unit is a factor of a row, as a rescale is. Of
-the four threads of a row, thread t holds columns 8 j + 2 t + e of S (e of 0 and 1), and needs 16 g + 4 t + b of P (b of 0 to
-3): so a description of K in five dimensions permutes the keys of each 16.
+anew, after every `promotion` blocks. P is `p_scale exp(S - m)`, rounded and saturated; O leaves in 16 bits. At d = 128 without
+promotion P is rounded once the next `Q K^T` is in flight. V comes transposed, since the unit reads both operands of 8 bits
+along the sum. Numbers may be codes with scales, of a head or of a block of rows: that of q and that of a block of K are part of
+the factor of S. O is in units of the scale of the block of V that was met last: a change of unit is a factor of a row, as a
+rescale is. Of the four threads of a row, thread t holds columns 8 j + 2 t + e of S (e of 0 and 1), and needs 16 g + 4 t + b of
+P (b of 0 to 3): so a description of K in five dimensions permutes the keys of each 16.
 
 Splits of a fixed size begin with m, l and O of their own. A program joins those of a tile in order, as tiles of its list that
 share Q; m and l stay in registers meanwhile, and O of the splits before in shared memory, where O leaves at the end. Where few
@@ -141,8 +141,9 @@ class Setting:
         skips: whether a warp skips the rescale of O where none of its rows needs one.
         joins: whether a program joins the splits of a tile.
         holds: whether a group holds Q of its tile in registers, of which masks and splits leave too few.
-        defers: whether P stays in FP32 until the products of the next block begin, beside which it is rounded and summed: where
-            there are registers for it beside the next S.
+        defers: whether P stays in FP32 until the next `Q K^T` has been issued, beside which it is rounded, and summed beside
+            `P V`: 1 to 3 % faster (`benchmarks.kernels --precision e4m3fn --dims 128`), slower at d = 256. Promoted sums leave no
+            registers for it.
         cast: the instructions by which numbers of P become a word.
         s, o, p, q: layouts of S, of O, and of P and Q as operands.
         row, o_row, o_column: layouts of a number for each row of S, for each row of O, and for each column of O.
@@ -198,15 +199,18 @@ class Work:
 
 
 @record("n skip floor limit scale k_at v_at")
-class Place:
-    """Of a tile: the block behind its last, and how many a group skips; the keys that a row sees, as `limits` has them; and the
-    factor of S, and where the scales of K and of V begin, as `scales_of` has them.
+class Visit:
+    """A tile for one group: `n` is its first block plus 1, `skip` how many it passes over; `floor` and `limit` are the keys that
+    each row sees, `scale` the factor of S, `k_at` and `v_at` the addresses of scales.
     """
 
 
-@record("p weight acc total m row_sum v_scale")
-class Sums:
-    """Rows of a group between two blocks: P as `kept` has it, alpha of its block, O, what was promoted, m, l, the scale of V."""
+@record("p alpha acc total m row_sum v_scale")
+class State:
+    """A group's rows between two blocks: P as `carried` has it, alpha of its block, O, the promoted sum, m, l and V's scale.
+
+    If `setting.defers`, l does not contain P yet.
+    """
 
 
 @gluon.jit
@@ -460,34 +464,35 @@ def softmax(setting, s, m, scale, key, floor, limit, MASK: gl.constexpr):
 
 
 @gluon.jit
-def summed(row_sum, alpha, p):
+def next_row_sum(row_sum, alpha, p):
     """`l' [ROWS]` after a block with P `[ROWS, bc]`."""
     return row_sum * alpha + gl.sum(p, 1)
 
 
 @gluon.jit
-def kept(setting, p):
-    """What of P `[ROWS, bc]` passes to the next block: its words, or P itself if `setting.defers`."""
+def carried(setting, p):
+    """P `[ROWS, bc]` as it passes to the next block: in words of 32 bits, or in FP32 if `setting.defers`."""
     if not setting.defers:
         p = packed(p, setting.dtype, setting.cast)
     return p
 
 
 @gluon.jit
-def step(c, setting, shared, q, i, i_v, met, sums, m, row_sum, place, key, MASK: gl.constexpr):
+def step(c, setting, shared, q, i, i_v, met, state, m, row_sum, visit, key, MASK: gl.constexpr):
     """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
 
-    m and row_sum `[ROWS]` are those before block i, or if `setting.defers` row_sum is that before block i_v: the new one has
-    block i or i_v. Returned are P of block i, alpha, the factor of O, O, m, row_sum, and the scale of V.
+    m and row_sum `[ROWS]` are apart from the state since block i may begin the next tile, of which they are those before it; if
+    `setting.defers` row_sum belongs to block i_v, and is returned with it. Returned are P of block i, its alpha, the factor of O
+    (alpha and the ratio of V's scales), O, m, row_sum and V's scale.
     """
-    scale = place.scale
+    scale = visit.scale
     k_scale = scale
-    v_next = sums.v_scale
-    p = sums.p
+    v_next = state.v_scale
+    p = state.p
     if setting.k_keys:  # loaded before anything is awaited
-        k_scale = scale_in(place.k_at, key, setting.k_keys)
+        k_scale = scale_in(visit.k_at, key, setting.k_keys)
     if setting.v_keys:
-        v_next = scale_in(place.v_at, key, setting.v_keys)
+        v_next = scale_in(visit.v_at, key, setting.v_keys)
     at = i % setting.stages
     at_v = i_v % setting.stages
     mbarrier.wait(shared.k_full.index(at), (i // setting.stages) & 1)
@@ -501,54 +506,54 @@ def step(c, setting, shared, q, i, i_v, met, sums, m, row_sum, place, key, MASK:
         v = shared.v.index(at_v).reshape((setting.bc, setting.dim))
     operand = gl.convert_layout(unpacked(words, setting.dtype), setting.p, assert_trivial=True)
     if setting.promotion:
-        product = warpgroup_mma(operand, v, sums.acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
+        product = warpgroup_mma(operand, v, state.acc, use_acc=met % setting.promotion != 0, is_async=True)  # [ROWS, dim]
     else:
-        product = warpgroup_mma(operand, v, sums.acc, is_async=True)
+        product = warpgroup_mma(operand, v, state.acc, is_async=True)
     pass_turn(c, setting, shared, i)
     if setting.defers:
-        row_sum = summed(row_sum, sums.weight, p)
+        row_sum = next_row_sum(row_sum, state.alpha, p)
     s = warpgroup_mma_wait(1, deps=(s,))
-    if setting.defers or not setting.narrow:
+    if setting.defers or not setting.narrow:  # otherwise both buffers at one place, which is faster in 8 bits
         mbarrier.arrive(shared.k_empty.index(at), count=1)
     if setting.k_keys:
         scale = scale * k_scale
-    p_next, weight, m = softmax(setting, s, m, scale, key, place.floor, place.limit, MASK)
+    p_next, alpha, m = softmax(setting, s, m, scale, key, visit.floor, visit.limit, MASK)
     if not setting.defers:
-        row_sum = summed(row_sum, weight, p_next)
-    alpha = weight
+        row_sum = next_row_sum(row_sum, alpha, p_next)
+    factor = alpha
     if setting.v_keys:
-        alpha = alpha * (sums.v_scale / v_next)
+        factor = factor * (state.v_scale / v_next)
     acc = warpgroup_mma_wait(0, deps=(product,))
     if setting.narrow and not setting.defers:
         mbarrier.arrive(shared.k_empty.index(at), count=1)
     mbarrier.arrive(shared.v_empty.index(at_v), count=1)
-    return p_next, weight, alpha, acc, m, row_sum, v_next
+    return p_next, alpha, factor, acc, m, row_sum, v_next
 
 
 @gluon.jit
-def rescale(setting, acc, total, alpha, met):
-    """`alpha O` after `met` blocks of a tile: of `acc`, the sum that the tensor cores add to, and of what was promoted."""
-    factor = gl.expand_dims(gl.convert_layout(alpha, setting.o_row), 1)
+def rescale(setting, acc, total, factor, met):
+    """O times its factor after `met` blocks of a tile: `acc`, the sum that the tensor cores add to, and what was promoted."""
+    factor = gl.expand_dims(gl.convert_layout(factor, setting.o_row), 1)
     if setting.promotion:
         total = scaled(total + gl.where(met % setting.promotion == 0, acc, 0.0), factor, setting.skips)
     return scaled(acc, factor, setting.skips), total
 
 
 @gluon.jit
-def blocks(c, setting, shared, q, i, sums, place, first, last, MASK: gl.constexpr):
+def blocks(c, setting, shared, q, i, state, visit, first, last, MASK: gl.constexpr):
     """Blocks `first` to `last - 1` of a tile, of those after the first one that group c sees."""
     tile_q = query(setting, shared, q)
     for block in range(first, last):
-        key = (place.n - 1 - block) * setting.bc
-        met = block - place.skip
-        p, weight, alpha, acc, m, row_sum, v_scale = step(
-            c, setting, shared, tile_q, i, i - 1, met - 1, sums, sums.m, sums.row_sum, place, key, MASK
+        key = (visit.n - 1 - block) * setting.bc
+        met = block - visit.skip
+        p, alpha, factor, acc, m, row_sum, v_scale = step(
+            c, setting, shared, tile_q, i, i - 1, met - 1, state, state.m, state.row_sum, visit, key, MASK
         )
-        p = kept(setting, p)
-        acc, total = rescale(setting, acc, sums.total, alpha, met)
-        sums = Sums(p, weight, acc, total, m, row_sum, v_scale)
+        p = carried(setting, p)
+        acc, total = rescale(setting, acc, state.total, factor, met)
+        state = State(p, alpha, acc, total, m, row_sum, v_scale)
         i += 1
-    return i, sums
+    return i, state
 
 
 @gluon.jit
@@ -683,9 +688,9 @@ def compute(setting, shared, work, d_o, lse, scale):
         of_block = factor * scale_in(k_at, key, setting.k_keys)
     if setting.scaled:
         v_scale = scale_in(v_at, key, setting.v_keys)
-    p_next, weight, m = softmax(setting, s, m_0, of_block, key, floor, limit, setting.masked)
-    row_sum = row_sum_0 if setting.defers else summed(row_sum_0, weight, p_next)
-    p = kept(setting, p_next)
+    p_next, alpha, m = softmax(setting, s, m_0, of_block, key, floor, limit, setting.masked)
+    row_sum = row_sum_0 if setting.defers else next_row_sum(row_sum_0, alpha, p_next)
+    p = carried(setting, p_next)
     i += 1
     j = 0  # tiles so far, splits counted
     t = 0  # and Q
@@ -693,13 +698,13 @@ def compute(setting, shared, work, d_o, lse, scale):
     sum_before = row_sum_0
     while n > 0:
         q = (t % setting.sets) * setting.groups + c
-        sums = Sums(p, weight, acc, total, m, row_sum, v_scale)
-        place = Place(n, skip, floor, limit, factor, k_at, v_at)
+        state = State(p, alpha, acc, total, m, row_sum, v_scale)
+        visit = Visit(n, skip, floor, limit, factor, k_at, v_at)
         if setting.unaligned:
-            i, sums = blocks(c, setting, shared, q, i, sums, place, skip + 1, whole, True)
-        i, sums = blocks(c, setting, shared, q, i, sums, place, whole, edge, False)
+            i, state = blocks(c, setting, shared, q, i, state, visit, skip + 1, whole, True)
+        i, state = blocks(c, setting, shared, q, i, state, visit, whole, edge, False)
         if setting.windowed:
-            i, sums = blocks(c, setting, shared, q, i, sums, place, edge, end, True)
+            i, state = blocks(c, setting, shared, q, i, state, visit, edge, end, True)
         if setting.joins:
             if n_next == end_next:
                 mbarrier.arrive(shared.q_empty.index(q), count=1)
@@ -721,17 +726,17 @@ def compute(setting, shared, work, d_o, lse, scale):
         mbarrier.wait(shared.q_full.index(q_next), (t // setting.sets) & 1)
         key = (n - 1 - skip) * setting.bc
         factor, k_at, v_at = scales_of(c, setting, work, row0_next, b_next, h_next, scale)
-        m = sums.m
-        row_sum = sums.row_sum
-        total = sums.total
-        v_scale = sums.v_scale
-        place = Place(n, skip, floor, limit, factor, k_at, v_at)
-        p, weight, _, acc, m_next, row_sum_next, v_next = step(
+        m = state.m
+        row_sum = state.row_sum
+        total = state.total
+        v_scale = state.v_scale
+        visit = Visit(n, skip, floor, limit, factor, k_at, v_at)
+        p, alpha, _, acc, m_next, row_sum_next, v_next = step(
             c, setting, shared, query(setting, shared, q_next), i, i_v, met,
-            sums, m_0, row_sum if setting.defers else row_sum_0, place, key, setting.masked,
+            state, m_0, row_sum if setting.defers else row_sum_0, visit, key, setting.masked,
         )  # fmt: skip
         i += 1
-        p = kept(setting, p)
+        p = carried(setting, p)
         if setting.defers:
             row_sum = row_sum_next
             row_sum_next = row_sum_0

@@ -28,14 +28,14 @@ def aggregate(cls):
     return made
 
 
-def record(names, kind=gl.tensor):
-    """Make a class an aggregate of fields of one kind, whose constructor takes them in this order."""
+def record(names, field_type=gl.tensor):
+    """A decorator: makes a class an aggregate whose fields, all of one type, are names separated by spaces."""
 
-    def made(cls):
-        cls.__annotations__ = dict.fromkeys(names.split(), kind)
+    def decorated(cls):
+        cls.__annotations__ = dict.fromkeys(names.split(), field_type)
         return aggregate(cls)
 
-    return made
+    return decorated
 
 
 @gluon.jit

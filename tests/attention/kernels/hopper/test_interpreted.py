@@ -136,12 +136,40 @@ def test_forward_of_8_bits(problem: tuple[Sizes, Mask], scale: Scale | None, pro
     check(replace(FP8, br=br, quantise=quantise, promotion=promotion if sizes[-1] < 256 else 0), *draw(sizes), mask, "cpu")
 
 
-def test_promotion_changes_rounding_alone() -> None:
-    """The interpreter's products have no narrow sums, so O is the same but for FP32, and an ulp of FP16 near a tie."""
-    inputs = FP8.round_inputs(*draw((1, 2, 1, 130, 450, 64), spread=4.0))
-    never, *promoted = (replace(FP8, promotion=promotion)(*inputs, Mask()).out for promotion in range(4))
-    for out in promoted:
-        torch.testing.assert_close(out, never, rtol=2 * FP16.u, atol=1e-6)
+@pytest.mark.parametrize(("dim", "promotion"), [(64, 1), (128, 0), (128, 1), (256, 0)])
+def test_scales_of_blocks_that_differ(dim: int, promotion: int) -> None:
+    q, k, v = draw((1, 2, 1, 130, 450, dim))
+    k[:, :, 256:] *= 2
+    v[:, :, 256:] *= 16
+    check(replace(FP8, quantise=Quantised(LOW, Scale.BLOCK, 128), promotion=promotion), q, k, v, Mask(), "cpu")
+
+
+@pytest.mark.parametrize("mask", [Mask(), Mask(causal=True)], ids=["none", "causal"])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_promotion_changes_rounding_alone(dim: int, mask: Mask) -> None:
+    """The interpreter's products have no narrow sums, so O is the same but for FP32, and an ulp of FP16 near a tie.
+
+    At d = 128 sums that are never promoted leave registers for P in FP32, and it is rounded and summed later.
+    """
+    inputs = FP8.round_inputs(*draw((1, 2, 1, 130, 450, dim), spread=4.0))
+    never, *promoted = (replace(FP8, promotion=promotion)(*inputs, mask) for promotion in range(4))
+    for each in promoted:
+        torch.testing.assert_close(each.out, never.out, rtol=2 * FP16.u, atol=1e-6)
+        torch.testing.assert_close(lse_of(each), lse_of(never), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("kernel", [FORWARD, replace(FP8, promotion=0)], ids=["bf16", "e4m3fn"])
+def test_nan_stays_in_its_tile(kernel: Triton, dim: int) -> None:
+    """One program computes all tiles; the second head comes after the first, and the second tile of a head after the first."""
+    q, k, v = kernel.round_inputs(*draw((1, 2, 1, 200, 150, dim)))
+    clean, broken = kernel(q, k, v, Mask()), q.float()
+    broken[:, 0, :50] = float("nan")
+    got = kernel(broken.to(q.dtype), k, v, Mask())
+    for x, y in ((got.out, clean.out), (lse_of(got), lse_of(clean))):
+        assert x[:, 0, :50].isnan().all()
+        assert torch.equal(x[:, 0, 50:], y[:, 0, 50:])
+        assert torch.equal(x[:, 1], y[:, 1])
 
 
 @pytest.mark.parametrize("dim", [64, 128, 256])

@@ -203,7 +203,7 @@ def main() -> None:
     if options.tiles and (options.only or options.parts):
         parser.error("--tiles times nothing else; leave out --only and --parts")
     if {"fa4", "fa4_det"} & {*(options.only or ())} and not FlashAttn().digest:
-        parser.error("FlashAttention-4 is not installed; leave out fa4 and fa4_det, or install flash-attn-4")
+        parser.error(f"fa4 and fa4_det need its package: {FlashAttn().missing}")
     if not torch.cuda.is_available():
         parser.error("it needs a CUDA device")
     print(environment(), "TFLOP/s")

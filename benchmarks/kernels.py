@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 
 import torch
@@ -136,7 +137,8 @@ def cudnn_of_eight_bits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, ca
 def environment() -> str:
     """The GPU and the versions that the figures depend on."""
     versions = f"torch {torch.__version__} triton {triton.__version__} cudnn {torch.backends.cudnn.version()}"
-    return f"{torch.cuda.get_device_name()} {versions}"
+    peers = [FlashAttn().digest, f"nvidia-cudnn-frontend {version('nvidia-cudnn-frontend')}" if find_spec("cudnn") else ""]
+    return " ".join([torch.cuda.get_device_name(), versions, *filter(None, peers)])
 
 
 def is_hopper() -> bool:
@@ -227,7 +229,7 @@ def main() -> None:
     if options.precision == "e4m3fn" and (options.only or options.rescale_threshold):
         parser.error("--only and --rescale-threshold are of 16 bits; leave them out, or give --precision bf16")
     if "fa4" in (options.only or ()) and not FlashAttn().digest:
-        parser.error("FlashAttention-4 is not installed; leave out fa4, or install flash-attn-4")
+        parser.error(f"fa4 needs its package: {FlashAttn().missing}")
     if not is_hopper():
         parser.error("the Hopper kernel needs a GPU of compute capability 9.0")
     print(environment(), "TFLOP/s", flush=True)

@@ -106,10 +106,12 @@ def _narrow_blocks(k: Tensor, bc: int, dtype: torch.dtype) -> tuple[_Descriptor,
 
 
 def _laid_out(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """q; K of 8 bits contiguous, in a multiple of 16 tokens; V transposed, `[batch, heads, dim, tokens]`, 0 beyond `lengths`."""
+    """q; K of 8 bits contiguous, aligned and in a multiple of 16 tokens; V transposed, `[batch, heads, dim, tokens]`, 0 beyond
+    `lengths`.
+    """
     batch, heads, keys, dim = v.shape
     whole = -keys % 16 + keys
-    if whole != keys or not k.is_contiguous():
+    if whole != keys or not k.is_contiguous() or k.data_ptr() % 16:
         k, source = k.new_empty(batch, heads, whole, k.shape[-1]), k
         k[:, :, :keys].copy_(source)
     transposed = v.new_empty(batch, heads, dim, whole)[..., :keys]

@@ -326,6 +326,16 @@ def test_v_of_eight_bits_is_transposed_and_0_where_no_key_is(lengths: tuple[int,
         assert not laid_v[entry, ..., length:].float().any()
 
 
+def test_k_of_eight_bits_is_copied_where_the_copy_engine_cannot_read_it() -> None:
+    memory = torch.randn(2 * 3 * 48 * 64 + 16).to(torch.float8_e4m3fn)
+    for offset in (0, 8):
+        k = memory[offset : offset - 16].view(2, 3, 48, 64)
+        laid = host._laid_out(k, k, k, (48, 48))[1]
+        assert (laid.data_ptr() == k.data_ptr()) == (not k.data_ptr() % 16)
+        assert torch.equal(laid.float(), k.float())
+        assert not laid.data_ptr() % 16
+
+
 def test_the_addition_of_the_copy_engine_is_still_there() -> None:
     libtriton = pytest.importorskip("triton._C.libtriton")
     from numdev.attention.kernels.hopper.primitives import BUILDER

@@ -336,6 +336,15 @@ def test_k_of_eight_bits_is_copied_where_the_copy_engine_cannot_read_it() -> Non
         assert not laid.data_ptr() % 16
 
 
+@given(st.integers(1, 512), st.integers(1, 1 << 20), st.sampled_from([64, 128, 256]))
+def test_heads_start_together_in_equal_parts(heads: int, tokens: int, head_dim: int) -> None:
+    """Numbers of tiles count whole parts; the cache holds 48 MiB of Q, or one head."""
+    together = host._together(heads, tokens, head_dim)
+    assert heads % together == 0
+    assert together * head_dim <= 4096
+    assert together == 1 or (together - 1) * 2 * tokens * head_dim < 48 << 20
+
+
 def test_the_addition_of_the_copy_engine_is_still_there() -> None:
     libtriton = pytest.importorskip("triton._C.libtriton")
     from numdev.attention.kernels.hopper.primitives import BUILDER

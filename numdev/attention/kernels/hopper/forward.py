@@ -481,9 +481,9 @@ def carried(setting, p):
 def step(c, setting, shared, q, i, i_v, met, state, m, row_sum, visit, key, MASK: gl.constexpr):
     """`P V` of block i_v, whose P is at hand after `met` blocks of its tile, with `Q K^T` and softmax of block i, from `key` on.
 
-    m and row_sum `[ROWS]` are apart from the state since block i may begin the next tile, of which they are those before it; if
-    `setting.defers` row_sum belongs to block i_v, and is returned with it. Returned are P of block i, its alpha, the factor of O
-    (alpha and the ratio of V's scales), O, m, row_sum and V's scale.
+    m and row_sum `[ROWS]` are those before block i, which may begin the next tile, and so not always those of the state. If
+    `setting.defers` row_sum is that before block i_v, and P of i_v is added to it. Returned are P of block i, its alpha, the
+    factor of O (alpha times the ratio of V's scales), O, m, row_sum and V's scale.
     """
     scale = visit.scale
     k_scale = scale

@@ -170,7 +170,7 @@ class KernelLaunch:
     """The compiled kernel that really ran, with what is known of its launch; `str` is what results show as `kernel`.
 
     Without a name tensor operations ran, or the kernel is not known. `splits` are ranges of keys whose results it combined,
-    unless they have a fixed size, of which a program may do several.
+    unless they have a fixed size, of which a program may do several. `rescale_threshold` is that of `OnlineSoftmax`.
     """
 
     name: str = ""
@@ -180,11 +180,13 @@ class KernelLaunch:
     stages: int | None = None
     splits: int = 1
     split_size: int | None = None
+    rescale_threshold: float = 0.0
 
     def __str__(self) -> str:
         names = "br", "bc", "warps", "stages", "split_size"
         settings = {name: getattr(self, name) for name in names}
         known = [f"{name}={value}" for name, value in settings.items() if value is not None]
+        known += [f"rescale_threshold={self.rescale_threshold:g}"] if self.rescale_threshold else []
         return " ".join([self.name, *known, *([] if self.splits == 1 else [f"splits={self.splits} combined=lse"])])
 
 

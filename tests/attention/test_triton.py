@@ -104,7 +104,9 @@ def check(attend: Triton, q: Tensor, k: Tensor, v: Tensor, mask: Mask, device: s
     inputs = on(device, attend.round_inputs(q, k, v))
     got, tiles = attend(*inputs, mask), -(-k.shape[-2] // (attend.bc or 16)) + (attend.splits or 1)
     output_near_golden(got, inputs, mask, attend.precision, attend.softmax, tiles=tiles, product=product)
+    threshold = attend.softmax.rescale_threshold
     assert got.kernel.startswith("numdev "), got.kernel
+    assert (f"rescale_threshold={threshold:g}" in got.kernel) == (threshold > 0), got.kernel
     return got.out
 
 

@@ -380,7 +380,7 @@ def plan(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
 
     name = "numdev instrumented" if request.exactly else "numdev portable"
     shown = launch.br, launch.bc, launch.warps, launch.stages, splits if size is None else 1, size
-    return Plan(run, KernelLaunch(name, *shown))
+    return Plan(run, KernelLaunch(name, *shown, rescale_threshold=soft.rescale_threshold))
 
 
 def combined(

@@ -188,7 +188,7 @@ def forward(
             join(*states, out, lse)
         return out, lse
 
-    about = KernelLaunch("numdev hopper", br, bc, stages=block.stages, split_size=split_size)
+    about = KernelLaunch("numdev hopper", br, bc, stages=block.stages, split_size=split_size, rescale_threshold=threshold)
     if prepare is None:
         return Plan(attend, about)
     return Plan(lambda *own: attend(*prepare(*own)), about, (prepare, attend))

@@ -5,6 +5,8 @@ A scale is `fp32(max |x| / 448)` over a block of rows, a head or a tensor, 1 whe
 nearest even: `Quantised.codes`. Where every scale is one of a block, one launch reads each number once; the largest number of a
 head or a tensor takes a launch before it. The rotation is `Quantised`'s: products of 16-bit numbers with signs are exact, and
 added up in FP32. Keys beyond a batch entry's last are not read, and their codes are 0.
+
+Numbers that are codes already are laid out alike, by `layout`.
 """
 
 from __future__ import annotations
@@ -111,12 +113,27 @@ def quantise_rows(x, scales, per_entry, lengths, rotation, largest, CODE: tl.con
         code = tl.math.div_rn(y, scale)
         if not FUSED:  # the interpreter's own cast does not round to nearest
             code = cast(code, ROUNDS)
-        code, at = code.to(tl.float8e4nv), x.codes + pair.to(tl.int64) * x.stored * DIM
-        if PART.transposed:
-            at = at + columns.to(tl.int64)[:, None] * x.stored + rows[None, :]
-            tl.store(at, tl.trans(code), mask=(rows < x.stored)[None, :])
-        else:
-            tl.store(at + rows[:, None] * DIM + columns[None, :], code, mask=(rows < x.stored)[:, None])
+        write(x, pair, rows, columns, code.to(tl.float8e4nv), DIM, PART.transposed)
+
+
+@triton.jit
+def write(x, pair, rows, columns, code, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """Codes `[rows, DIM]` of a head, to their place."""
+    at = x.codes + pair.to(tl.int64) * x.stored * DIM
+    if TRANSPOSED:
+        at = at + columns.to(tl.int64)[:, None] * x.stored + rows[None, :]
+        tl.store(at, tl.trans(code), mask=(rows < x.stored)[None, :])
+    else:
+        tl.store(at + rows[:, None] * DIM + columns[None, :], code, mask=(rows < x.stored)[:, None])
+
+
+@triton.jit
+def lay_out(x, lengths, ROWS: tl.constexpr, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """A program for some rows of a head of k or v, whose numbers are codes already; 0 beyond a batch entry's last key."""
+    pair = tl.program_id(1)
+    rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM)
+    b, h = pair // x.heads, pair % x.heads
+    write(x, pair, rows, columns, load(head(x, b, h), rows, columns, tl.load(lengths + b), DIM, True), DIM, TRANSPOSED)
 
 
 @triton.jit
@@ -188,5 +205,32 @@ def plan(q: Tensor, k: Tensor, v: Tensor, inputs: Quantised, lengths: tuple[int,
             look(*pairs, scales, *more)
         write(*pairs, scales, *more)
         return *codes, scales
+
+    return run
+
+
+def layout(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Callable[..., tuple[Tensor, ...]]:
+    """The call that lays codes like these out, where they are not so: k `[batch, kv_heads, whole, dim]`, v `[.., dim, keys]`."""
+    (batch, heads, keys, dim), device = k.shape, k.device
+    whole = -keys % 16 + keys
+    is_whole = whole == keys, min(lengths) == whole
+    is_kept = [yes and x.is_contiguous() and not x.data_ptr() % 16 for yes, x in zip(is_whole, (k, v.mT), strict=True)]
+
+    def launcher(transposed: bool) -> Launcher:
+        def arguments(x: Tensor, codes: Tensor, ends: Tensor) -> tuple[Any, ...]:
+            return Side(x, *x.stride(), codes, heads, keys, whole, 0, 0, 0), ends, _ROWS, dim, transposed
+
+        return Launcher(lay_out, (math.ceil(whole / _ROWS), batch * heads), arguments, num_warps=4)
+
+    launchers = launcher(False), launcher(True)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        ends = TABLES.of(("ends", *lengths), device, partial(torch.tensor, lengths, dtype=torch.int32))
+        made = [k, v.mT]
+        for i, (x, shape) in enumerate(((k, (whole, dim)), (v, (dim, whole)))):
+            if not is_kept[i]:
+                made[i] = x.new_empty(batch, heads, *shape)
+                launchers[i](x.view(torch.uint8), made[i].view(torch.uint8), ends)
+        return q, made[0], made[1][..., :keys]
 
     return run

@@ -98,28 +98,11 @@ def _groups(count: int, keys: int, dim: int) -> _Descriptor:
 
 
 def _narrow_blocks(k: Tensor, bc: int, dtype: torch.dtype) -> tuple[_Descriptor, _Descriptor]:
-    """Of K and V as `_laid_out` makes them of tensors like k."""
+    """Of K and V as `quantiser.layout` makes them of tensors like k."""
     batch, heads, keys, dim = k.shape
     groups = math.ceil(keys / 16)
     transposed = torch.empty(batch, heads, dim, 16 * groups, dtype=dtype, device="meta")[..., :keys]
     return _groups(batch * heads * groups, bc, dim), _blocks(transposed, dim, bc)
-
-
-def _laid_out(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """q; K of 8 bits contiguous, aligned and in a multiple of 16 tokens; V transposed, `[batch, heads, dim, tokens]`, 0 beyond
-    `lengths`.
-    """
-    batch, heads, keys, dim = v.shape
-    whole = -keys % 16 + keys
-    if whole != keys or not k.is_contiguous() or k.data_ptr() % 16:
-        k, source = k.new_empty(batch, heads, whole, k.shape[-1]), k
-        k[:, :, :keys].copy_(source)
-    transposed = v.new_empty(batch, heads, dim, whole)[..., :keys]
-    transposed.copy_(v.mT)
-    for entry, length in zip(transposed.view(torch.uint8), lengths, strict=True):
-        if length < keys:
-            entry[..., length:].zero_()
-    return q, k, transposed
 
 
 def forward(
@@ -142,8 +125,9 @@ def forward(
     lengths = mask.lengths(batch, keys)
     prepare: Callable[..., tuple[Tensor, ...]] | None = None
     if narrow is not None:
-        prepare = partial(_laid_out, lengths=lengths)
-        if narrow.inputs is not None:
+        if narrow.inputs is None:
+            prepare = quantiser.layout(k, v, lengths)
+        else:
             prepare = quantiser.plan(q, k, v, narrow.inputs, lengths)
             q = torch.empty(q.shape, dtype=torch.float8_e4m3fn, device="meta")
     br = br or pinned_br(head_dim, mask, queries, keys)
@@ -156,7 +140,7 @@ def forward(
     name, make = f"{work} {head_dim}", partial(schedule, work, head_dim)  # a text knows its hash
     ragged = [length for length in lengths if length % bc or not length]
     masked = limits.limited or bool(ragged) or (parts and min(lengths) < keys)  # a split may begin behind the last key
-    padded = any(length < keys for length in ragged) and narrow is None  # `_laid_out` clears what is beyond
+    padded = any(length < keys for length in ragged) and narrow is None  # `quantiser.layout` clears what is beyond
     sizes = (bc, head_dim, block.groups, block.stages, _DTYPES[dtype])
     limited = limits.limited, limits.span > 0, limits.is_unaligned, masked, padded
     own = narrow.own if narrow else ()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numdev.arithmetic.formats import BF16, E4M3FN, E5M2, FP16, FP32, Format
 from numdev.arithmetic.quantise import Quantised, Scale, Smoothing
 from numdev.arithmetic.rounding import Cast
-from numdev.attention.kernels import portable
+from numdev.attention.kernels import portable, quantiser
 from numdev.attention.kernels.hopper import forward, host
 from numdev.attention.kernels.hopper.launch import (
     NARROW,
@@ -310,30 +310,33 @@ def test_a_kernel_that_is_named_is_refused_where_it_cannot_run(device: str) -> N
 
 
 @pytest.mark.parametrize("lengths", [(40, 37), (21, 0)], ids=str)
-def test_v_of_eight_bits_is_transposed_and_0_where_no_key_is(lengths: tuple[int, ...]) -> None:
-    """K stays as it is, in memory of whole groups of 16 tokens; V of a key that is padding may be NaN."""
-    k, v = (torch.randn(2, 3, 40, 64).to(torch.float8_e4m3fn) for _ in range(2))
+def test_v_of_eight_bits_is_transposed_and_0_where_no_key_is(lengths: tuple[int, ...], device: str) -> None:
+    """K is in memory of whole groups of 16 tokens; what is beyond the last key of a batch entry may be NaN."""
+    k, v = (torch.randn(2, 3, 40, 64, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     for entry, length in enumerate(lengths):
-        v[entry, :, length:] = float("nan")
-    _, laid_k, laid_v = host._laid_out(k, k.transpose(1, 2).contiguous().transpose(1, 2), v, lengths)
+        k[entry, :, length:], v[entry, :, length:] = float("nan"), float("nan")
+    apart = k.transpose(1, 2).contiguous().transpose(1, 2)
+    _, laid_k, laid_v = quantiser.layout(apart, v, lengths)(k, apart, v)
     assert laid_k.shape == (2, 3, 48, 64)
     assert laid_k.is_contiguous()
-    assert torch.equal(laid_k[:, :, :40].float(), k.float())
     assert laid_v.shape == (2, 3, 64, 40)
     assert laid_v.stride()[-2:] == (48, 1)
     for entry, length in enumerate(lengths):
+        assert torch.equal(laid_k[entry, :, :length].float(), k[entry, :, :length].float())
         assert torch.equal(laid_v[entry, ..., :length].float(), v[entry, :, :length].mT.float())
+        assert not laid_k[entry, :, length:].float().any()
         assert not laid_v[entry, ..., length:].float().any()
 
 
-def test_k_of_eight_bits_is_copied_where_the_copy_engine_cannot_read_it() -> None:
-    memory = torch.randn(2 * 3 * 48 * 64 + 16).to(torch.float8_e4m3fn)
+def test_codes_are_copied_where_the_copy_engine_cannot_read_them(device: str) -> None:
+    memory = torch.randn(2 * 3 * 48 * 64 + 16, device=device).to(torch.float8_e4m3fn)
     for offset in (0, 8):
         k = memory[offset : offset - 16].view(2, 3, 48, 64)
-        laid = host._laid_out(k, k, k, (48, 48))[1]
-        assert (laid.data_ptr() == k.data_ptr()) == (not k.data_ptr() % 16)
-        assert torch.equal(laid.float(), k.float())
-        assert not laid.data_ptr() % 16
+        v = memory[offset : offset - 16].view(2, 3, 64, 48).mT
+        laid = quantiser.layout(k, v, (48, 48))(k, k, v)
+        for x, y in zip(laid[1:], (k, v.mT), strict=True):
+            assert (x.data_ptr() == y.data_ptr()) == (not y.data_ptr() % 16)
+            assert torch.equal(x.float(), y.float())
 
 
 @given(st.integers(1, 512), st.integers(1, 1 << 20), st.sampled_from([64, 128, 256]))

@@ -52,12 +52,10 @@ class Shape:
         if self.heads % self.kv_heads:
             raise BadInput("problem.kv_heads", self.kv_heads, f"it must divide problem.heads, {self.heads}")
 
-    @property
-    def packed(self) -> Shape:
-        """With one query the heads that share k and v as rows of one head, which is how kernels compute them; else as it is."""
-        if self.queries > 1:
-            return self
-        return replace(self, heads=self.kv_heads, queries=self.heads // self.kv_heads)
+    def packed(self, most: int = 0) -> Shape:
+        """Heads that share k and v as rows of one head, as kernels have one query of each, or at most so many rows in all."""
+        rows = self.heads // self.kv_heads * self.queries
+        return replace(self, heads=self.kv_heads, queries=rows) if self.queries == 1 or rows <= most else self
 
     @property
     def q(self) -> tuple[int, int, int, int]:

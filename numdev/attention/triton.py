@@ -31,6 +31,7 @@ from numdev.attention.kernels.hopper.launch import BACKWARD, QUANTISED, QUERIES,
 from numdev.attention.kernels.hopper.order import TILE
 from numdev.attention.kernels.launch import (
     ROWS,
+    STREAMED_ROWS,
     Device,
     Kernel,
     Launches,
@@ -40,6 +41,7 @@ from numdev.attention.kernels.launch import (
     choose,
     choose_backward,
     device_of,
+    few_rows,
     held_dtype,
     require,
     shared_bytes,
@@ -210,7 +212,7 @@ class Triton(Planned, Attention):
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """With the rows of the tile that it ran with, where the settings do not say them."""
         br = launch.br if self.br is None else self.br
-        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packs_heads=True)
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packed=few_rows(self.fmt))
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         """That of the kernel of the settings.
@@ -220,9 +222,10 @@ class Triton(Planned, Attention):
         """
         if self.kernel is Kernel.AUTO:
             raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
-        rows = shape.packed.queries if mask.window is None else shape.queries
+        few = few_rows(self.fmt)
+        rows = shape.packed(0 if mask.causal else few).queries if mask.window is None else shape.queries
         chosen = self.splits is None and self.split_size is None
-        if chosen and self.kernel is Kernel.PORTABLE and rows <= ROWS and mask.window is None:
+        if chosen and self.kernel is Kernel.PORTABLE and rows <= few and mask.window is None:
             why = "with so few queries the kernel splits the keys by a rule that depends on the GPU; give a number"
             raise BadInput("tiling.splits", None, why)
         splits = self.splits or 1
@@ -274,19 +277,22 @@ class Triton(Planned, Attention):
             raise Unsupported("softmax.scale_on", "our kernels scale the scores; give scores, or attention=tiled")
         if self.is_tf32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"only products of fp32 can be in tf32, not {self.fmt.name}; give ieee")
+        batch, heads, queries, dim = q.shape
         kv_heads = k.shape[1]
-        if q.shape[2] > 1 or q.shape[1] == kv_heads or mask.window is not None or self.quantise is not None:
+        rows = heads // kv_heads * queries
+        are_few = queries == 1 or (rows <= few_rows(self.fmt) and not mask.causal)
+        if heads == kv_heads or not are_few or mask.window is not None or self.quantise is not None:
             return self._attend(q, k, v, mask, factor)
 
         # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
         def packed(q: Tensor) -> Tensor:
-            return q.squeeze(2).unflatten(1, (kv_heads, -1))
+            return q.reshape(batch, kv_heads, rows, dim)
 
         plan = self._attend(packed(q), k, v, replace(mask, causal=False), factor)
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             out, lse = plan.run(packed(q), k, v)
-            return out.flatten(1, 2).unsqueeze(2), lse.flatten(1, 2).unsqueeze(2)
+            return out.view(batch, heads, queries, dim), lse.view(batch, heads, queries)
 
         return plan._replace(run=run, stages=None)
 
@@ -295,11 +301,11 @@ class Triton(Planned, Attention):
         masked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
         launch = choose(self.fmt, q.shape[-1], *masked, device, self.br, self.bc)
         blocks, fills = q.shape[0] * q.shape[1], False
-        if self.splits is None and q.shape[2] <= ROWS and mask.window is None:
+        if self.splits is None and q.shape[2] <= few_rows(self.fmt) and mask.window is None:
             splits = split_count(blocks, k.shape[2], launch.bc, device.multiprocessors)
             # The portable kernel splits the keys to give each multiprocessor a program; all its programs run at once.
-            at_once = blocks <= device.multiprocessors and k.shape[2] <= _STREAMED and size is None and not self._is_narrow
-            fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
+            streams = q.shape[2] <= STREAMED_ROWS and k.shape[2] <= _STREAMED and size is None and not self._is_narrow
+            fills = self.kernel is Kernel.AUTO and (splits > 1 or (streams and blocks <= device.multiprocessors))
             if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
                 tiles = math.ceil(k.shape[2] / launch.bc / splits)
                 launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, q.shape[-1])))

@@ -124,6 +124,11 @@ def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> Non
     once = 2 * (2 * 8 * 16 + 2 * 2 * 2 * 100 * 16 + 2 * 8 * 16)
     assert cost.tiled_bytes(cost.as_computed(asked, model(variant)), TWO, 64) == once
     assert cost.tiled_bytes(asked, TWO, 64) == once + 3 * 2 * 2 * 2 * 2 * 100 * 16
+    few = replace(asked, shape=replace(asked.shape, queries=16), mask=Mask())
+    is_ours = isinstance(variant, Triton)
+    assert (cost.as_computed(few, model(variant)).shape.heads == 2) == is_ours, "64 rows of a KV head"
+    for more in (replace(few, shape=replace(few.shape, queries=17)), replace(few, mask=Mask(causal=True))):
+        assert cost.as_computed(more, model(variant)).shape.heads == 8
     windowed = replace(asked, mask=Mask(window=9))
     assert cost.as_computed(windowed, model(variant)) is windowed
     assert cost.as_computed(asked, model(Tiled(Precision.parse("fp16")))) is asked

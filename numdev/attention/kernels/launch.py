@@ -145,10 +145,13 @@ SAFE_WIDE = (Launch(64, 64, 8, 2), Launch(64, 32, 8, 2), *SAFE[1:])
 _SHORT_ROW = 128  # bytes of a key, up to which it takes 128 of them to keep the memory busy
 FEW_ROWS = tuple(Launch(16, bc, 4, stages) for bc, stages in ((128, 3), (64, 3), (64, 2), (32, 2), (16, 2), (16, 1)))
 INTERPRETED = Launch(32, 32, 4, 1)
-ROWS = 16  # of a block that holds all queries of a head; with more queries, blocks of rows fill the GPU
+ROWS = 64  # of a block that holds all queries of a head; with more queries, blocks of rows fill the GPU
+STREAMED_ROWS = 16  # likewise, up to which a program needs less time to compute than to load
+_FEW_TILES = 16  # of keys, in which the loads of more stages or of wider tiles do not pay for the wait for the first
 IDLE = 0.1  # share of the multiprocessors that may have no program
 LARGE = 64 * 64  # pairs of a tile of a backward or instrumented kernel; a larger one needs the registers of eight warps
 _LARGE_FORWARD = 128 * 128 - 1
+_LARGE_OUTPUT = 64 * 128  # numbers of O of a block of few rows
 _ALIGNED = 16  # bytes, by which compiled kernels differ
 _PLANS = 256  # of an implementation
 
@@ -160,7 +163,7 @@ def choose(
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
     requested one. If there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
-    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block of 16; and `INTERPRETED` without a GPU. With
+    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block; and `INTERPRETED` without a GPU. With
     `br` or `bc`, the launch has as many stages as fit.
     """
 
@@ -174,17 +177,29 @@ def choose(
 
 
 def streaming(launch: Launch, tiles: int, fits: Callable[[Launch], bool]) -> Launch:
-    """A launch of `FEW_ROWS` for programs that meet so many tiles of keys, in as many stages as pay for filling them and fit."""
-    stages = 2 if tiles == 1 else 3 if tiles <= 16 else 4
-    return replace(launch, stages=stages).with_stages(fits)
+    """A launch of `FEW_ROWS` for programs that meet so many tiles of keys, in as many stages as pay for filling them and fit.
+
+    Many tiles of more than 16 rows are 128 keys wide, if two stages of them fit.
+    """
+    if tiles <= _FEW_TILES:
+        return replace(launch, stages=2 if tiles == 1 else 3).with_stages(fits)
+    launch = replace(launch, stages=4)
+    wide = replace(launch, bc=max(launch.bc, 128)).with_stages(fits)
+    return wide if launch.br > STREAMED_ROWS and wide.stages > 1 else launch.with_stages(fits)
+
+
+def few_rows(fmt: Format) -> int:
+    """How many rows one block holds for each KV head, whose keys are then split; without tensor cores 64 take too long."""
+    return ROWS if fmt.bits <= 16 else STREAMED_ROWS
 
 
 def _launches(fmt: Format, head_dim: int, queries: int, mask: Mask, device: Device) -> tuple[Launch, ...]:
     """The launches to try, in the order of preference."""
     if device.generation == "interpreter":
         return (INTERPRETED,)
-    if queries <= ROWS:
-        return FEW_ROWS[1:] if head_dim * fmt.bits > 8 * _SHORT_ROW else FEW_ROWS
+    if queries <= few_rows(fmt):
+        few, br = FEW_ROWS[1:] if head_dim * fmt.bits > 8 * _SHORT_ROW else FEW_ROWS, block_side(queries)
+        return tuple(replace(each, br=br, warps=8 if br * head_dim > _LARGE_OUTPUT else 4) for each in few)
     place, safe = (fmt.name, mask_name(mask), device.generation), SAFE_WIDE if head_dim > 128 else SAFE
     rows = [row for row in table()["entries"] if (row["format"], row["mask"], row["generation"]) == place]
     row = min((row for row in rows if row["head_dim"] >= head_dim), key=lambda row: row["head_dim"], default=None)

@@ -95,6 +95,10 @@ def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
         for mask in MASKS.values() if lengths is None else (Mask(causal=True, key_lengths=lengths),):
             yield replace(PORTABLE, forward=Triton(fmt), fmt=fmt), (2, 8, 2, 1000, 1000, dim), mask
     yield from ((Triton(), few, CAUSAL) for few in ((1, 32, 8, 1, 5000, 128), (2, 8, 8, 3, 3001, 64), (1, 4, 1, 1, 70000, 256)))
+    for few in ((1, 32, 8, 16, 9000, 128), (2, 8, 2, 5, 3001, 64), (2, 4, 4, 50, 777, 128), (2, 8, 2, 13, 9001, 256)):
+        for kernel, lengths in itertools.product((Kernel.PORTABLE, Kernel.AUTO, Kernel.HOPPER), (None, (300, 0)[: few[0]])):
+            yield Triton(kernel=kernel), few, Mask(key_lengths=lengths)
+    yield Triton(FP16), (40, 8, 2, 16, 1000, 128), Mask()  # no splits, so the Hopper kernel
     for causal in (False, True):
         mask, sizes = Mask(causal=causal), [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)]
         for each in [*sizes, (2, 2, 1, 200, 333, 256)]:

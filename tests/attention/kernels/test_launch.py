@@ -23,6 +23,7 @@ from numdev.attention.kernels.launch import (
     FEW_ROWS,
     IDLE,
     INTERPRETED,
+    SAFE,
     SAFE_WIDE,
     Device,
     Launch,
@@ -67,6 +68,9 @@ CHOSEN: list[tuple[tuple[Any, ...], dict[str, Any], Launch]] = [
     ((BF16, 129, 512, Mask(), H100), {}, SAFE_WIDE[0]),
     ((BF16, 64, 512, Mask(), CPU), {}, INTERPRETED),
     ((BF16, 64, 16, Mask(), H100), {}, FEW_ROWS[0]),
+    ((BF16, 64, 40, Mask(), H100), {}, replace(FEW_ROWS[0], br=64)),
+    ((FP16, 256, 33, CAUSAL, H100), {}, Launch(64, 64, 8, 2)),
+    ((FP32, 64, 17, Mask(), H100), {}, SAFE[0]),
     ((BF16, 64, 512, Mask(), H100), {"br": 128, "bc": 128}, Launch(128, 128, 8, 2)),
     ((FP32, 256, 512, Mask(), SMALL), {"br": 32, "bc": 32}, Launch(32, 32, 4, 1)),  # sides stay, stages give way
 ]
@@ -118,12 +122,15 @@ def test_occupies_the_gpu_and_leaves_no_range_empty(blocks: int, keys: int, bc: 
     assert splits == 1 or blocks * (splits - 1) < multiprocessors, "one fewer would not do"
 
 
-@given(st.sampled_from(FEW_ROWS), st.integers(1, 1000), st.integers(0, 5))
-def test_more_tiles_have_no_fewer_stages_and_all_fit(row: Launch, tiles: int, most: int) -> None:
-    made, more = (streaming(row, count, lambda each: each.stages <= most) for count in (tiles, tiles + 1))
-    assert replace(made, stages=row.stages) == row
-    assert 1 <= made.stages <= more.stages <= max(most, 1)
-    assert most < 2 or made.stages >= 2, "one tile is loaded while another is met"
+@given(st.sampled_from(FEW_ROWS), st.sampled_from([16, 32, 64]), st.integers(1, 1000), st.integers(0, 1000))
+def test_more_tiles_have_no_less_memory_and_all_fit(row: Launch, br: int, tiles: int, most: int) -> None:
+    row = replace(row, br=br)
+    made, more = (streaming(row, count, lambda each: each.stages * each.bc <= most) for count in (tiles, tiles + 1))
+    assert replace(made, stages=row.stages, bc=row.bc) == row
+    assert made.bc in (row.bc, 128 if br > 16 and tiles > 16 else row.bc)
+    assert made.stages * made.bc <= max(most, row.bc), "one stage is there whether it fits or not"
+    assert made.stages * made.bc <= more.stages * more.bc or more.bc > made.bc
+    assert most < 2 * row.bc or made.stages >= 2, "one tile is loaded while another is met"
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"entries": [{"format": "bf16"}]}', "[]"])

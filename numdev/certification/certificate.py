@@ -367,6 +367,6 @@ class Certificates(Kind):
             culprit, values = certificate.culprit, [seed, certificate.verdict.value, certificate.score]
             # The nearest tiles, also where they cannot be told.
             values += [culprit.ranks[0].tiles, culprit.equal] if culprit and culprit.ranks else ["", math.nan]
-            values += [culprit.sentence(fails=False) if culprit else "", ", ".join(certificate.failing)]
+            values += [culprit.sentence(fails=certificate._errs) if culprit else "", ", ".join(certificate.failing)]
             rows.append({column.name: value for column, value in zip(_COLUMNS, values, strict=True)})
         return Findings({self.name: rows}, kernel)

@@ -49,6 +49,7 @@ def test_a_row_is_a_certificate_and_the_bits_that_it_predicts(monkeypatch: pytes
     assert row["score"] > 0.9
     (row,) = runner.measure(PROBLEM, Vanilla(BF16)).rows
     assert (row["verdict"], "normal" in row["fails"]) == ("fail", True)
+    assert row["computes"][:19] == "errs as with scores"
     assert math.isnan(row["equal"]) or row["equal"] < 0.9
 
 

@@ -24,16 +24,17 @@ TITLES = {
     "cpu/fp8": "FP8 attention, predicted on a CPU",
     "cpu/kv_cache": "Formats of a KV cache, on a CPU",
     "cpu/mismatch": "A trainer and a sampler, on a CPU",
-    "h100/fp8": "An FP8 kernel beside its prediction, on a GPU",
     "cpu/operations": "Operations beside attention, on a CPU",
     "h200": "Real kernels and long sequences, on a GPU",
     "h200/backward": "Gradients, on GPUs",
     "h200/fp8": "An FP8 kernel with scales beside its prediction, on a GPU",
+    "h200/fp8_kernel": "An FP8 kernel beside its prediction, on a GPU",
     "h200/mismatch": "A trainer and a sampler, on a GPU",
     "h200/operations": "Operations beside attention, on a GPU",
     "h200/speed": "Speed, on a GPU",
     "h200/training": "Training, on GPUs",
     "h200/training_language": "Training of a language model, on a GPU",
+    "h200/validate": "Real kernels beside their emulation, on a GPU",
 }
 """What readers see of the folders that have figures."""
 

@@ -60,13 +60,13 @@ def _rmse(folder: str, reference: str, label: str) -> dict[tuple[str, str, str, 
 
 
 def fp8_kernel() -> Iterator[str]:
-    """The RMSE of the FP8 kernel and of its emulation, at the longest lengths that were measured."""
-    found = _rmse("h100/fp8", "golden_same_inputs", "label.promotion")
+    """The RMSE of the FP8 kernel and of its emulation, at some of the lengths."""
+    found = _rmse("h200/fp8_kernel", "golden_same_inputs", "label.promotion")
     yield from ("| inputs | N | promoted | kernel | emulation |", "|---|---|---|---|---|")
     for scenario, title, n in (
         ("uniform", "V of one sign", 1024),
-        ("uniform", "V of one sign", 4096),
-        ("normal", "normal", 16384),
+        ("uniform", "V of one sign", 131072),
+        ("normal", "normal", 131072),
     ):
         for promotion in ("after a tile", "after 4 tiles", "after 64 tiles", "never"):
             kernel, emulation = (found[subject, scenario, str(n), promotion] for subject in ("variant", "baseline"))
@@ -184,28 +184,32 @@ def _beside(file: str, ours: str, precision: str) -> Iterator[str]:
 
 
 def decode_speed() -> Iterator[str]:
-    """What `benchmarks/decode.py` printed on one H200: GB/s of each kernel, and ours over cuDNN's."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "decode.txt").read_text().splitlines()
-    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}:", "")
-    kernels = ("sdpa cudnn", "sdpa flash", "numdev auto", "unsplit hopper", "unsplit portable")
-    yield f"| sequences | keys | {' | '.join(kernels)} | auto / cudnn | what auto ran |"
-    yield "|---" * (len(kernels) + 4) + "|"
-    for line in lines[:-1]:
-        batch, keys = re.findall(r"batch +(\d+) keys +(\d+)", line)[0]
-        rates = dict(re.findall(r"((?:sdpa|numdev|unsplit) \w+) +(\d+)", line))
-        ratio, kernel = re.findall(r"auto/cudnn ([\d.]+)  (.*)", line)[0]
-        yield f"| {batch} | {keys} | {' | '.join(rates[name] for name in kernels)} | {ratio} | {kernel} |"
+    """What `benchmarks/decode.py` printed on one H200: GB/s of ours and of cuDNN's, and their ratio."""
+    command, device, *lines, mean = (REFERENCE / "h200" / "benchmarks" / "decode.txt").read_text().splitlines()
+    yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}, {mean.replace('auto/cudnn', 'the ratio')}:", "")
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for line in lines:
+        queries, batch, keys = re.findall(r"queries +(\d+) batch +(\d+) keys +(\d+)", line)[0]
+        rates = dict(re.findall(r"(numdev auto|sdpa cudnn) +(\d+)", line))
+        (ratio,) = re.findall(r"auto/cudnn ([\d.]+)", line)
+        found.setdefault((queries, batch), {})[keys] = f"{rates['numdev auto']} ({rates['sdpa cudnn']}), {float(ratio):.2f}"
+    lengths = next(iter(found.values()))
+    yield f"| queries | sequences | {' | '.join(f'{int(keys):,} keys' for keys in lengths)} |"
+    yield "|---" * (len(lengths) + 2) + "|"
+    for place, cells in found.items():
+        yield f"| {' | '.join((*place, *cells.values()))} |"
 
 
 def certified(study: str = "certified") -> Iterator[str]:
     """What the certificates of a study say of each kernel."""
-    with (REFERENCE / "h100" / "certified" / "summary.csv").open(newline="") as file:
+    with (REFERENCE / "h200" / "certified" / "summary.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["study"] == study]
     named = ("kernel", "F", "d", "verdict", "score", "tiles", "equal", "nearest", "fails on")
     shown = [name for name in named if study == "certified" or name not in ("tiles", "equal")]
     yield from (f"| {' | '.join(shown)} |", "|---" * len(shown) + "|")
     for row in sorted(rows, key=lambda row: [row["label.precision"], int(row["label.problem.head_dim"]), row["label.kernel"]]):
-        nearest = re.sub(r" or .* or [^(]*", " or others ", row["computes"]).removeprefix("computes ").removeprefix("as ")
+        nearest = re.sub(r" or .* or [^(]*", " or others ", re.sub("^(computes as|errs as with) ", "", row["computes"]))
+        nearest = re.sub("^errs (as permitted, and as|in a way that) no candidate (does|explains)", "no candidate", nearest)
         cells = {
             "kernel": escaped(row["label.kernel"]),
             "F": row["label.precision"],

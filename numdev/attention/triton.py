@@ -43,6 +43,7 @@ from numdev.attention.kernels.launch import (
     device_of,
     few_rows,
     held_dtype,
+    interpreting,
     require,
     shared_bytes,
     split_count,
@@ -215,25 +216,24 @@ class Triton(Planned, Attention):
         return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packed=few_rows(self.fmt))
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
-        """That of the kernel of the settings.
+        """That of the kernel of the settings; how it splits the keys of few queries by itself is known for the GPU that is there.
 
         Raises:
-            BadInput: for `Kernel.AUTO`, which is one of two kernels, and for splits that the kernel chooses on the GPU.
+            BadInput: for `Kernel.AUTO`, which is one of two kernels.
         """
         if self.kernel is Kernel.AUTO:
             raise BadInput("attention.kernel", "auto", "an emulation needs one kernel; give portable or hopper")
-        few = few_rows(self.fmt)
-        rows = shape.packed(0 if mask.causal else few).queries if mask.window is None else shape.queries
-        chosen = self.splits is None and self.split_size is None
-        if chosen and self.kernel is Kernel.PORTABLE and rows <= few and mask.window is None:
-            why = "with so few queries the kernel splits the keys by a rule that depends on the GPU; give a number"
-            raise BadInput("tiling.splits", None, why)
         splits = self.splits or 1
         if self.kernel is Kernel.HOPPER:
             bc = keys_of_block(shape.head_dim)
             return KernelArithmetic(
                 self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits, split_size=self.split_size
             )
+        own, few = shape.packed(0 if mask.causal else few_rows(self.fmt)), few_rows(self.fmt)
+        if (self.splits, self.split_size, mask.window) == (None, None, None) and own.queries <= few:
+            device = device_of(torch.device("cuda" if torch.cuda.is_available() and not interpreting() else "cpu"))
+            launch = choose(self.fmt, own.head_dim, own.queries, mask, device, self.br, self.bc)
+            splits = split_count(own.batch * own.heads, own.keys, launch.bc, device.multiprocessors)
         order, why = self.order or Order.FORWARD, "it depends on the launch"
         known = KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
         return replace(known, split_size=self.split_size)

@@ -120,7 +120,6 @@ def test_flash_on_a_gpu_adds_to_dq_in_any_order() -> None:
 REFUSED: list[tuple[Attention | Backward, Shape, Mask, dict[str, Any], str]] = [
     (Triton(bc=64), of(64), Mask(), {}, r"^attention\.kernel: .*give"),
     (Triton(kernel=Kernel.PORTABLE), of(64), Mask(), {}, r"^tiling\.bc: .*depends on the launch.*state what"),
-    (Triton(bc=16, kernel=Kernel.PORTABLE), Shape(heads=4, queries=1), Mask(), {}, r"^tiling\.splits: .*give a number"),
     (Sdpa(Backend.FLASH), of(96), Mask(), {}, r"^tiling\.bc: .*state what"),
     (Sdpa(Backend.CUDNN), of(64), Mask(), {}, r"^tiling\.bc: .*not published.*state what"),
     (Sdpa(Backend.CUDNN), of(64), Mask(), {"bc": 128}, r"^tiling\.order"),

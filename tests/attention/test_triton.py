@@ -360,6 +360,7 @@ def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(si
     same = replace(SPLITTING, splits=splits)(*inputs, Mask())
     assert torch.equal(own.out, same.out)
     assert torch.equal(lse_of(own), lse_of(same))
+    assert emulation_of(SPLITTING, Shape(*sizes)).tiling.splits == splits, "on the GPU that is there"
 
 
 @pytest.mark.usefixtures("eight_multiprocessors")

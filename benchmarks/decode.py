@@ -4,8 +4,9 @@
 
 BF16, 32 heads on 8 KV heads, head_dim 128. Memory is the limit, so the figure is the bytes of q, k, v and O over the time
 of a call, in GB/s. Each call reads inputs of its own, until all of them are more than the second-level cache holds; timing is
-that of `benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program;
-the two with `splits of 2048` have the same bits in every batch and as the last row of a prefill.
+that of `benchmarks/kernels.py`. `unsplit` is what a kernel does that gives each KV head of a sequence to one program; more than
+16 queries, of which 4 heads are more than 64 rows, give it each head. The two with `splits of 2048` have the same bits in every
+batch and as the last row of a prefill.
 """
 
 from __future__ import annotations

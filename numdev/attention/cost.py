@@ -51,8 +51,8 @@ class CostModel:
     width: Width
     br: int | None = None  # rows of its tile of queries; None is `M / 4d` of the processor (Dao et al. 2022, Algorithm 1)
     holds_scores: bool = False  # whether S and P are in memory whole
-    # Rows of a tile up to which heads that share k and v are its rows, and read them once: 1 for heads of one query alone
-    packed: int = 0
+    # Most rows of a KV head that are packed into one tile, which reads k and v once: 1 packs heads of one query, 0 none
+    packed_rows: int = 0
     bc: int | None = None  # of a backward pass, keys in a tile of keys; None is as many as `br`
     # Passes over all tiles, each of which computes P again. Of two or three the last computes dQ, which stays on the chip, and
     # the others dK and dV. Of one, each meeting of a tile of keys with a row reads and writes the running sum of dQ
@@ -97,9 +97,9 @@ def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
 def as_computed(problem: Problem, model: CostModel) -> Problem:
     """The problem as a kernel that packs heads has it: with few queries, heads that share k and v are its rows."""
     shape, mask = problem.shape, problem.mask
-    if not model.packed or mask.window is not None or (mask.causal and shape.queries > 1):
+    if not model.packed_rows or mask.window is not None or (mask.causal and shape.queries > 1):
         return problem
-    return replace(problem, shape=shape.packed(model.packed), mask=replace(mask, causal=False))
+    return replace(problem, shape=shape.packed(model.packed_rows), mask=replace(mask, causal=False))
 
 
 def vanilla_bytes(problem: Problem, each: Width) -> float:

@@ -53,7 +53,7 @@ class Shape:
             raise BadInput("problem.kv_heads", self.kv_heads, f"it must divide problem.heads, {self.heads}")
 
     def packed(self, most: int = 0) -> Shape:
-        """Heads that share k and v as rows of one head, as kernels have one query of each, or at most so many rows in all."""
+        """With one query, or at most `most` rows for each KV head, the heads that share it as rows of one head; else as it is."""
         rows = self.heads // self.kv_heads * self.queries
         return replace(self, heads=self.kv_heads, queries=rows) if self.queries == 1 or rows <= most else self
 

@@ -213,7 +213,8 @@ class Triton(Planned, Attention):
     def cost_model(self, launch: KernelLaunch) -> CostModel:
         """With the rows of the tile that it ran with, where the settings do not say them."""
         br = launch.br if self.br is None else self.br
-        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packed=few_rows(self.fmt))
+        packed = few_rows(self.fmt) if self.quantise is None else 0
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.format), br, packed_rows=packed)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         """That of the kernel of the settings; how it splits the keys of few queries by itself is known for the GPU that is there.
@@ -233,7 +234,8 @@ class Triton(Planned, Attention):
         if (self.splits, self.split_size, mask.window) == (None, None, None) and own.queries <= few:
             device = device_of(torch.device("cuda" if torch.cuda.is_available() and not interpreting() else "cpu"))
             launch = choose(self.fmt, own.head_dim, own.queries, mask, device, self.br, self.bc)
-            splits = split_count(own.batch * own.heads, own.keys, launch.bc, device.multiprocessors)
+            blocks = own.batch * own.heads * math.ceil(own.queries / launch.br)
+            splits = split_count(blocks, own.keys, launch.bc, device.multiprocessors)
         order, why = self.order or Order.FORWARD, "it depends on the launch"
         known = KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
         return replace(known, split_size=self.split_size)
@@ -290,17 +292,22 @@ class Triton(Planned, Attention):
 
         plan = self._attend(packed(q), k, v, replace(mask, causal=False), factor)
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-            out, lse = plan.run(packed(q), k, v)
+        def apart(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
             return out.view(batch, heads, queries, dim), lse.view(batch, heads, queries)
 
-        return plan._replace(run=run, stages=None)
+        def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return apart(*plan.run(packed(q), k, v))
+
+        if plan.stages is None:
+            return plan._replace(run=run)
+        before, attend = plan.stages
+        return plan._replace(run=run, stages=(lambda q, k, v: before(packed(q), k, v), lambda *own: apart(*attend(*own))))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
         device, splits, size = device_of(q.device), self.splits or 1, self.split_size
         masked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
         launch = choose(self.fmt, q.shape[-1], *masked, device, self.br, self.bc)
-        blocks, fills = q.shape[0] * q.shape[1], False
+        blocks, fills = q.shape[0] * q.shape[1] * math.ceil(q.shape[2] / launch.br), False
         if self.splits is None and q.shape[2] <= few_rows(self.fmt) and mask.window is None:
             splits = split_count(blocks, k.shape[2], launch.bc, device.multiprocessors)
             # The portable kernel splits the keys to give each multiprocessor a program; all its programs run at once.

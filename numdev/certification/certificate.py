@@ -151,6 +151,11 @@ class Certificate:
         permitted = self.margin < 1 and self.culprit is not None and self.culprit.is_permitted
         return self.verdict is Verdict.FAIL and not permitted
 
+    @property
+    def _described(self) -> str:
+        """How the kernel errs; where it fails by probes alone, or not, how it computes."""
+        return self.culprit.sentence(fails=self._errs and bool(self.errs)) if self.culprit else ""
+
     def notes(self) -> Iterator[str]:
         """How a kernel that passes is built, as far as its error tells; what it refuses, and that it returns no LSE."""
         if self.margin < 1:
@@ -192,8 +197,8 @@ class Certificate:
         whole |= {"failures": [{"what": what, "repeat": command} for command, what in self.failures().items()]}
         whole |= asdict(self)
         if self.culprit is not None:
-            sentence = self.culprit.sentence(fails=self._errs)
-            whole["culprit"] |= {"sentence": sentence, "is_explained": self.culprit.is_explained, "tiles": self.culprit.tiles}
+            whole["culprit"] |= {"sentence": self._described, "is_explained": self.culprit.is_explained}
+            whole["culprit"]["tiles"] = self.culprit.tiles
         for case, own in zip(whole["cases"], self.cases, strict=True):
             case |= {"verdict": own.verdict, "cells": own.cells()}
         text = json.dumps(whole, default=lambda each: each.value)
@@ -367,6 +372,6 @@ class Certificates(Kind):
             culprit, values = certificate.culprit, [seed, certificate.verdict.value, certificate.score]
             # The nearest tiles, also where they cannot be told.
             values += [culprit.ranks[0].tiles, culprit.equal] if culprit and culprit.ranks else ["", math.nan]
-            values += [culprit.sentence(fails=certificate._errs) if culprit else "", ", ".join(certificate.failing)]
+            values += [certificate._described, ", ".join(certificate.failing)]
             rows.append({column.name: value for column, value in zip(_COLUMNS, values, strict=True)})
         return Findings({self.name: rows}, kernel)

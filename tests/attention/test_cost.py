@@ -13,11 +13,14 @@ from hypothesis import strategies as st
 
 from numdev import Backend, Custom, Exact, Flex, Instrumented, Mask, Naive, Precision, Sdpa, Tiled, Triton, Vanilla
 from numdev.arithmetic.formats import BF16, E4M3FN
+from numdev.arithmetic.quantise import Quantised
+from numdev.arithmetic.rounding import Cast
 from numdev.attention import cost
 from numdev.attention.base import Implementation
 from numdev.attention.cost import Algorithm, CostModel, Width
 from numdev.attention.problem import Distribution, Problem, Shape
 from numdev.attention.tiling import KernelLaunch, Tiling
+from numdev.attention.triton import Kernel
 
 TWO, FOUR = Width(2.0, 2.0), Width(4.0, 4.0)
 CPU = torch.device("cpu")
@@ -129,6 +132,8 @@ def test_one_query_of_heads_that_share_keys_reads_them_once(variant: Any) -> Non
     assert (cost.as_computed(few, model(variant)).shape.heads == 2) == is_ours, "64 rows of a KV head"
     for more in (replace(few, shape=replace(few.shape, queries=17)), replace(few, mask=Mask(causal=True))):
         assert cost.as_computed(more, model(variant)).shape.heads == 8
+    apart = Triton(E4M3FN, kernel=Kernel.HOPPER, quantise=Quantised(Cast.parse("e4m3fn:saturate")))
+    assert cost.as_computed(few, model(apart)) is few, "no call that quantises packs heads"
     windowed = replace(asked, mask=Mask(window=9))
     assert cost.as_computed(windowed, model(variant)) is windowed
     assert cost.as_computed(asked, model(Tiled(Precision.parse("fp16")))) is asked

@@ -351,10 +351,11 @@ def eight_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("eight_multiprocessors")
-@pytest.mark.parametrize("sizes", [(1, 4, 2, 1, 110, 24), (1, 1, 1, 3, 150, 16)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 4, 2, 1, 110, 24), (1, 1, 1, 3, 150, 16), (1, 2, 1, 20, 150, 16)], ids=str)
 def test_the_name_states_the_splits_and_the_result_is_that_of_the_same_number(sizes: Sizes, device: str) -> None:
     inputs = on(device, SPLITTING.round_inputs(*draw(sizes)))
-    own, splits = SPLITTING(*inputs, Mask()), split_count(sizes[0] * sizes[2], sizes[4], 16, 8)
+    rows = sizes[1] // sizes[2] * sizes[3]
+    own, splits = SPLITTING(*inputs, Mask()), split_count(sizes[0] * sizes[2] * math.ceil(rows / 16), sizes[4], 16, 8)
     assert splits > 1
     assert own.kernel.endswith(f" splits={splits} combined=lse")
     same = replace(SPLITTING, splits=splits)(*inputs, Mask())

@@ -53,6 +53,21 @@ def test_a_row_is_a_certificate_and_the_bits_that_it_predicts(monkeypatch: pytes
     assert math.isnan(row["equal"]) or row["equal"] < 0.9
 
 
+class Leaking(InBfloat):
+    """Reads the padding of v, whose NaN reach the output."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None = None) -> Output:
+        output = super().__call__(q, k, v, mask, scale)
+        return Output(output.out + 0 * v.mean(), output.lse)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_fails_by_a_probe_alone_computes_as_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate, "certify", lambda *args, **more: certify(*args, **more, only=["normal", "padding"]))
+    (row,) = Runner(Certificates(ATTENTION), "cpu").measure(PROBLEM, Leaking(KERNEL, Tiling(bc=64), EXP2)).rows
+    assert (row["verdict"], row["fails"], row["computes"][:31]) == ("fail", "padding", "computes as the declared policy")
+
+
 class InBfloatBackward(TiledBackward):
     """Gradients of tiled attention in BF16, as a kernel returns them."""
 

@@ -145,9 +145,9 @@ SAFE_WIDE = (Launch(64, 64, 8, 2), Launch(64, 32, 8, 2), *SAFE[1:])
 _SHORT_ROW = 128  # bytes of a key, up to which it takes 128 of them to keep the memory busy
 FEW_ROWS = tuple(Launch(16, bc, 4, stages) for bc, stages in ((128, 3), (64, 3), (64, 2), (32, 2), (16, 2), (16, 1)))
 INTERPRETED = Launch(32, 32, 4, 1)
-ROWS = 64  # of a block that holds all queries of a head; with more queries, blocks of rows fill the GPU
-STREAMED_ROWS = 16  # likewise, up to which a program needs less time to compute than to load
-_FEW_TILES = 16  # of keys, in which the loads of more stages or of wider tiles do not pay for the wait for the first
+ROWS = 64  # of a block that holds all queries of a head, or of heads that share k and v; of more, blocks of rows fill the GPU
+STREAMED_ROWS = 16  # of such a block, up to which a program loads for longer than it computes
+_FEW_TILES = 16  # of keys, up to which neither a fourth stage nor wider tiles repay the longer wait for the first load
 IDLE = 0.1  # share of the multiprocessors that may have no program
 LARGE = 64 * 64  # pairs of a tile of a backward or instrumented kernel; a larger one needs the registers of eight warps
 _LARGE_FORWARD = 128 * 128 - 1
@@ -163,7 +163,7 @@ def choose(
 
     An entry is found by format, device generation, mask (causal or not) and the smallest head_dim that is not below the
     requested one. If there is none, or its tile does not fit into the shared memory of the device, the launch is the first of
-    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` if all queries fit into one block; and `INTERPRETED` without a GPU. With
+    `SAFE` or `SAFE_WIDE` that fits; of `FEW_ROWS` for up to `few_rows` queries; and `INTERPRETED` without a GPU. With
     `br` or `bc`, the launch has as many stages as fit.
     """
 
@@ -173,7 +173,10 @@ def choose(
     preferred = _launches(fmt, head_dim, queries, mask, device)
     if br is None and bc is None:
         return next(filter(fits, preferred), preferred[-1])
-    return replace(preferred[0].with_sides(br, bc, _LARGE_FORWARD), stages=2).with_stages(fits)
+    launch = replace(preferred[0].with_sides(br, bc, _LARGE_FORWARD), stages=2)
+    if queries <= few_rows(fmt) and launch.br * head_dim > _LARGE_OUTPUT:
+        launch = replace(launch, warps=8)
+    return launch.with_stages(fits)
 
 
 def streaming(launch: Launch, tiles: int, fits: Callable[[Launch], bool]) -> Launch:
@@ -189,7 +192,7 @@ def streaming(launch: Launch, tiles: int, fits: Callable[[Launch], bool]) -> Lau
 
 
 def few_rows(fmt: Format) -> int:
-    """How many rows one block holds for each KV head, whose keys are then split; without tensor cores 64 take too long."""
+    """The most rows that one block holds for a KV head; the keys of so few may be split. In FP32 products of 64 take too long."""
     return ROWS if fmt.bits <= 16 else STREAMED_ROWS
 
 
@@ -258,7 +261,7 @@ def digest() -> str:
 
 
 def split_count(blocks: int, keys: int, bc: int, multiprocessors: int) -> int:
-    """How many ranges of keys to use for `blocks` programs, each with all its rows in one block, and `keys` in tiles of `bc`.
+    """How many ranges of keys to use for `blocks` programs, and `keys` in tiles of `bc`.
 
     As many as possible without giving a multiprocessor a second program, and one more if more than a tenth of the
     multiprocessors would be idle; no range is shorter than a tile. One range if the blocks alone occupy the GPU. The split thus

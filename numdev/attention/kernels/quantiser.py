@@ -113,11 +113,11 @@ def quantise_rows(x, scales, per_entry, lengths, rotation, largest, CODE: tl.con
         code = tl.math.div_rn(y, scale)
         if not FUSED:  # the interpreter's own cast does not round to nearest
             code = cast(code, ROUNDS)
-        write(x, pair, rows, columns, code.to(tl.float8e4nv), DIM, PART.transposed)
+        store_codes(x, pair, rows, columns, code.to(tl.float8e4nv), DIM, PART.transposed)
 
 
 @triton.jit
-def write(x, pair, rows, columns, code, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
+def store_codes(x, pair, rows, columns, code, DIM: tl.constexpr, TRANSPOSED: tl.constexpr):
     """Codes `[rows, DIM]` of a head, to their place."""
     at = x.codes + pair.to(tl.int64) * x.stored * DIM
     if TRANSPOSED:
@@ -133,7 +133,7 @@ def lay_out(x, lengths, ROWS: tl.constexpr, DIM: tl.constexpr, TRANSPOSED: tl.co
     pair = tl.program_id(1)
     rows, columns = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM)
     b, h = pair // x.heads, pair % x.heads
-    write(x, pair, rows, columns, load(head(x, b, h), rows, columns, tl.load(lengths + b), DIM, True), DIM, TRANSPOSED)
+    store_codes(x, pair, rows, columns, load(head(x, b, h), rows, columns, tl.load(lengths + b), DIM, True), DIM, TRANSPOSED)
 
 
 @triton.jit
@@ -210,7 +210,10 @@ def plan(q: Tensor, k: Tensor, v: Tensor, inputs: Quantised, lengths: tuple[int,
 
 
 def layout(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Callable[..., tuple[Tensor, ...]]:
-    """The call that lays codes like these out, where they are not so: k `[batch, kv_heads, whole, dim]`, v `[.., dim, keys]`."""
+    """The call that returns q, k `[batch, kv_heads, whole, dim]` and v `[batch, kv_heads, dim, keys]`, in rows of `whole` tokens.
+
+    That is the next multiple of 16. A tensor that lies so already is returned as it is.
+    """
     (batch, heads, keys, dim), device = k.shape, k.device
     whole = -keys % 16 + keys
     is_whole = whole == keys, min(lengths) == whole
@@ -225,10 +228,10 @@ def layout(k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Callable[..., tupl
     launchers = launcher(False), launcher(True)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        ends = TABLES.of(("ends", *lengths), device, partial(torch.tensor, lengths, dtype=torch.int32))
         made = [k, v.mT]
         for i, (x, shape) in enumerate(((k, (whole, dim)), (v, (dim, whole)))):
             if not is_kept[i]:
+                ends = TABLES.of(("ends", *lengths), device, partial(torch.tensor, lengths, dtype=torch.int32))
                 made[i] = x.new_empty(batch, heads, *shape)
                 launchers[i](x.view(torch.uint8), made[i].view(torch.uint8), ends)
         return q, made[0], made[1][..., :keys]

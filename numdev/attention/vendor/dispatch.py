@@ -205,7 +205,7 @@ class Packaged(InDtype):
         return f"{' or '.join(self.places)} is not installed; pip install numdev[{next(iter(self.places))}]"
 
     def cost_model(self, launch: KernelLaunch) -> CostModel | None:
-        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packed=1)
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packed_rows=1)
 
     def function(self, name: str, device: torch.device) -> Callable[..., Any]:
         """A function of its module; raises Unsupported where the package is not installed, or cannot run."""

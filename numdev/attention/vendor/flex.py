@@ -55,7 +55,7 @@ class Flex(InDtype):
                 raise BadInput(f"tiling.{field}", side, "FlexAttention takes powers of two of at least 16, or null")
 
     def cost_model(self, launch: KernelLaunch) -> CostModel:
-        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br, packed=1)
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), self.br, packed_rows=1)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         """Under a mask it visits the blocks that the mask cuts first, an order that no tiling here has."""

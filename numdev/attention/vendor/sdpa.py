@@ -62,8 +62,8 @@ class Sdpa(InDtype):
         """The math backend is vanilla attention, on FP32 copies of 16-bit inputs."""
         if self.backend is Backend.MATH:
             width = Width(max(4.0, self.fmt.bits / 8), self.fmt.bits / 8)
-            return CostModel(Algorithm.VANILLA, width, holds_scores=True, packed=1)
-        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packed=1)
+            return CostModel(Algorithm.VANILLA, width, holds_scores=True, packed_rows=1)
+        return CostModel(Algorithm.TILED, Width.of(self.fmt, self.fmt), packed_rows=1)
 
     def arithmetic(self, shape: Shape, mask: Mask) -> KernelArithmetic[Precision]:
         policy = self.precision

@@ -35,6 +35,7 @@ SHARED = {86: 101376, 89: 101376, 90: 232448}
 PORTABLE = (
     ("fp32", 256, 512, 86),
     ("bf16", 256, 512, 90),
+    ("bf16", 256, 64, 90),
     ("e4m3fn", 256, 512, 89),
 )
 # Format, head_dim; each in one program for all splits of a fixed size, with and without a causal limit, and in one for each

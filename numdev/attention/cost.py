@@ -96,10 +96,10 @@ def visible_pairs(mask: Mask, batch: int, queries: int, keys: int) -> int:
 
 def as_computed(problem: Problem, model: CostModel) -> Problem:
     """The problem as a kernel that packs heads has it: with few queries, heads that share k and v are its rows."""
-    shape, mask = problem.shape, problem.mask
-    if not model.packed_rows or mask.window is not None or (mask.causal and shape.queries > 1):
+    packed = problem.shape.packed(problem.mask, model.packed_rows)
+    if not model.packed_rows or packed is problem.shape:
         return problem
-    return replace(problem, shape=shape.packed(model.packed_rows), mask=replace(mask, causal=False))
+    return replace(problem, shape=packed, mask=replace(problem.mask, causal=False))
 
 
 def vanilla_bytes(problem: Problem, each: Width) -> float:

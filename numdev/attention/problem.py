@@ -52,10 +52,15 @@ class Shape:
         if self.heads % self.kv_heads:
             raise BadInput("problem.kv_heads", self.kv_heads, f"it must divide problem.heads, {self.heads}")
 
-    def packed(self, most: int = 0) -> Shape:
-        """With one query, or at most `most` rows for each KV head, the heads that share it as rows of one head; else as it is."""
+    def packed(self, mask: Mask, most: int) -> Shape:
+        """As a kernel that packs heads computes it: where it can, the heads that share a KV head are rows of one head.
+
+        It can with one query, which sees every key under a causal limit too, and without a limit with at most `most` rows of a
+        KV head; not in a window.
+        """
         rows = self.heads // self.kv_heads * self.queries
-        return replace(self, heads=self.kv_heads, queries=rows) if self.queries == 1 or rows <= most else self
+        packs = mask.window is None and (self.queries == 1 or (rows <= most and not mask.causal))
+        return replace(self, heads=self.kv_heads, queries=rows) if packs else self
 
     @property
     def q(self) -> tuple[int, int, int, int]:

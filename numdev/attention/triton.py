@@ -34,6 +34,7 @@ from numdev.attention.kernels.launch import (
     STREAMED_ROWS,
     Device,
     Kernel,
+    Launch,
     Launches,
     Plan,
     Planned,
@@ -230,12 +231,9 @@ class Triton(Planned, Attention):
             return KernelArithmetic(
                 self.precision, self.softmax, bc=bc, order=Order.REVERSE, splits=splits, split_size=self.split_size
             )
-        own, few = shape.packed(0 if mask.causal else few_rows(self.fmt)), few_rows(self.fmt)
-        if (self.splits, self.split_size, mask.window) == (None, None, None) and own.queries <= few:
+        if self.split_size is None:
             device = device_of(torch.device("cuda" if torch.cuda.is_available() and not interpreting() else "cpu"))
-            launch = choose(self.fmt, own.head_dim, own.queries, mask, device, self.br, self.bc)
-            blocks = own.batch * own.heads * math.ceil(own.queries / launch.br)
-            splits = split_count(blocks, own.keys, launch.bc, device.multiprocessors)
+            splits = self._split(shape.packed(mask, few_rows(self.fmt)), mask, device)[1]
         order, why = self.order or Order.FORWARD, "it depends on the launch"
         known = KernelArithmetic(self.precision, self.softmax, bc=self.bc, order=order, splits=splits, why=why)
         return replace(known, split_size=self.split_size)
@@ -280,20 +278,19 @@ class Triton(Planned, Attention):
         if self.is_tf32 and self.fmt != FP32:
             raise Unsupported("attention.products", f"only products of fp32 can be in tf32, not {self.fmt.name}; give ieee")
         batch, heads, queries, dim = q.shape
-        kv_heads = k.shape[1]
-        rows = heads // kv_heads * queries
-        are_few = queries == 1 or (rows <= few_rows(self.fmt) and not mask.causal)
-        if heads == kv_heads or not are_few or mask.window is not None or self.quantise is not None:
-            return self._attend(q, k, v, mask, factor)
+        shape = Shape(batch, heads, k.shape[1], queries, k.shape[2], dim)
+        own = shape.packed(mask, few_rows(self.fmt)) if self.quantise is None else shape
+        if own == shape:
+            return self._attend(shape, q, k, v, mask, factor)
 
-        # Heads that share k and v are rows of one tile, and read them once. One query sees every key, also under a causal limit.
+        # Heads that share k and v are rows of one tile, and read them once.
         def packed(q: Tensor) -> Tensor:
-            return q.reshape(batch, kv_heads, rows, dim)
+            return q.reshape(own.q)
 
-        plan = self._attend(packed(q), k, v, replace(mask, causal=False), factor)
+        plan = self._attend(own, packed(q), k, v, replace(mask, causal=False), factor)
 
         def apart(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
-            return out.view(batch, heads, queries, dim), lse.view(batch, heads, queries)
+            return out.view(shape.q), lse.view(batch, heads, queries)
 
         def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
             return apart(*plan.run(packed(q), k, v))
@@ -303,19 +300,31 @@ class Triton(Planned, Attention):
         before, attend = plan.stages
         return plan._replace(run=run, stages=(lambda q, k, v: before(packed(q), k, v), lambda *own: apart(*attend(*own))))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
-        device, splits, size = device_of(q.device), self.splits or 1, self.split_size
-        masked = (q.shape[2], mask) if size is None else (ROWS + 1, Mask(causal=True))  # of fixed splits all have one launch
-        launch = choose(self.fmt, q.shape[-1], *masked, device, self.br, self.bc)
-        blocks, fills = q.shape[0] * q.shape[1] * math.ceil(q.shape[2] / launch.br), False
-        if self.splits is None and q.shape[2] <= few_rows(self.fmt) and mask.window is None:
-            splits = split_count(blocks, k.shape[2], launch.bc, device.multiprocessors)
+    def _splits_by_rule(self, shape: Shape, mask: Mask) -> bool:
+        return self.splits is None and shape.queries <= few_rows(self.fmt) and mask.window is None
+
+    def _split(self, shape: Shape, mask: Mask, device: Device) -> tuple[Launch, int]:
+        """The launch of the portable kernel, but for the stages of few rows, and in how many ranges it divides the keys."""
+        masked = (
+            (shape.queries, mask) if self.split_size is None else (ROWS + 1, Mask(causal=True))
+        )  # of fixed splits one for all
+        launch = choose(self.fmt, shape.head_dim, *masked, device, self.br, self.bc)
+        if not self._splits_by_rule(shape, mask):
+            return launch, self.splits or 1
+        blocks = shape.batch * shape.heads * math.ceil(shape.queries / launch.br)
+        return launch, split_count(blocks, shape.keys, launch.bc, device.multiprocessors)
+
+    def _attend(self, shape: Shape, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
+        device, size, fills = device_of(q.device), self.split_size, False
+        launch, splits = self._split(shape, mask, device)
+        if self._splits_by_rule(shape, mask):
             # The portable kernel splits the keys to give each multiprocessor a program; all its programs run at once.
-            streams = q.shape[2] <= STREAMED_ROWS and k.shape[2] <= _STREAMED and size is None and not self._is_narrow
-            fills = self.kernel is Kernel.AUTO and (splits > 1 or (streams and blocks <= device.multiprocessors))
+            streams = shape.queries <= STREAMED_ROWS and shape.keys <= _STREAMED and size is None and not self._is_narrow
+            at_once = streams and shape.batch * shape.heads <= device.multiprocessors
+            fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
             if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
-                tiles = math.ceil(k.shape[2] / launch.bc / splits)
-                launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, q.shape[-1])))
+                tiles = math.ceil(shape.keys / launch.bc / splits)
+                launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, shape.head_dim)))
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
 
@@ -329,7 +338,7 @@ class Triton(Planned, Attention):
         order, number = self.order or Order.FORWARD, splits if size is None else 1
         tiling = Tiling(launch.br, launch.bc, order, splits=number, split_size=size)
         settings = self.precision, tiling, self.softmax, self.is_tf32
-        parallel = size is not None and splits > 1 and k.shape[2] > size
+        parallel = size is not None and splits > 1 and shape.keys > size
         request = portable.Request(*settings, warps=launch.warps, stages=launch.stages, parallel=parallel)
         return portable.plan(request, q, k, v, mask, scale)
 

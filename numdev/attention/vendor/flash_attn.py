@@ -150,7 +150,7 @@ def flash_2(policy: Precision, shape: Shape) -> KernelArithmetic[Precision]:
     Where blocks of 64 rows would fill less than 0.8 of twice the multiprocessors, it takes another kernel, of wider tiles, and
     splits the keys (its `num_splits_heuristic`).
     """
-    rows = shape.packed()
+    rows = shape.packed(Mask(), 0)
     blocks = rows.batch * rows.heads * math.ceil(rows.queries / 64)
     if torch.cuda.is_available() and blocks < 1.6 * torch.cuda.get_device_properties(0).multi_processor_count:
         why = f"{blocks} blocks of 64 rows do not fill the GPU, so that it splits the keys: give more heads, or a larger batch"

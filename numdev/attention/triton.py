@@ -305,9 +305,8 @@ class Triton(Planned, Attention):
 
     def _split(self, shape: Shape, mask: Mask, device: Device) -> tuple[Launch, int]:
         """The launch of the portable kernel, but for the stages of few rows, and in how many ranges it divides the keys."""
-        masked = (
-            (shape.queries, mask) if self.split_size is None else (ROWS + 1, Mask(causal=True))
-        )  # of fixed splits one for all
+        is_fixed = self.split_size is not None  # then all requests have one launch
+        masked = (ROWS + 1, Mask(causal=True)) if is_fixed else (shape.queries, mask)
         launch = choose(self.fmt, shape.head_dim, *masked, device, self.br, self.bc)
         if not self._splits_by_rule(shape, mask):
             return launch, self.splits or 1

@@ -93,9 +93,9 @@ def main() -> None:
     ratio_of, attend = ("e4m3fn/bf16", Triton(E4M3FN)) if is_narrow else ("auto/cudnn", Triton())
     print(environment(), "GB/s")
     ratios = []
-    for place in itertools.product(options.queries, batches, lengths):
-        sets = inputs(*place, torch.bfloat16)
-        codes = inputs(*place, torch.float8_e4m3fn) if is_narrow else None
+    for queries, batch, keys in itertools.product(options.queries, batches, lengths):
+        sets = inputs(batch, queries, keys, torch.bfloat16)
+        codes = inputs(batch, queries, keys, torch.float8_e4m3fn) if is_narrow else None
         made = contenders(sets, codes)
         spent = seconds({name: run for name, (run, _) in made.items()})
         times = {name: spent[name] / len(own) for name, (_, own) in made.items()}
@@ -103,7 +103,7 @@ def main() -> None:
         other, mine, *_ = times.values()
         ratios.append(other / mine)
         kernel = attend(*(codes or sets)[0], Mask()).kernel.removeprefix("numdev ")
-        shown = "queries {:2d} batch {:2d} keys {:5d}".format(*place)
+        shown = f"queries {queries:2d} batch {batch:2d} keys {keys:5d}"
         print(f"{shown}  {rates}  {ratio_of} {ratios[-1]:.3f}  {kernel}", flush=True)
     print(f"geometric mean of {ratio_of} {statistics.geometric_mean(ratios):.3f}, least {min(ratios):.3f}")
 

@@ -30,6 +30,7 @@ from numdev.attention.groups import PRESET, RECOMPUTED, RECURRENCE, SIDES, STEPS
 from numdev.attention.kernels.hopper.launch import BACKWARD, QUANTISED, QUERIES, WIDE, keys_of_block, refusal
 from numdev.attention.kernels.hopper.order import TILE
 from numdev.attention.kernels.launch import (
+    FEW_TILES,
     ROWS,
     STREAMED_ROWS,
     Device,
@@ -311,7 +312,10 @@ class Triton(Planned, Attention):
         if not self._splits_by_rule(shape, mask):
             return launch, self.splits or 1
         blocks = shape.batch * shape.heads * math.ceil(shape.queries / launch.br)
-        return launch, split_count(blocks, shape.keys, launch.bc, device.multiprocessors)
+        splits = split_count(blocks, shape.keys, launch.bc, device.multiprocessors)
+        if self.fmt.bits == 8 and shape.keys > splits * launch.bc * FEW_TILES:  # of two programs one waits
+            splits = split_count(blocks, shape.keys, launch.bc, 2 * device.multiprocessors)
+        return launch, splits
 
     def _attend(self, shape: Shape, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float) -> Plan:
         device, size, fills = device_of(q.device), self.split_size, False
@@ -322,8 +326,8 @@ class Triton(Planned, Attention):
             at_once = streams and shape.batch * shape.heads <= device.multiprocessors
             fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
             if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
-                tiles = math.ceil(shape.keys / launch.bc / splits)
-                launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, shape.head_dim)))
+                tiles, most = math.ceil(shape.keys / launch.bc / splits), 3 if self.fmt.bits == 8 else 4
+                launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, shape.head_dim)), most)
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
 

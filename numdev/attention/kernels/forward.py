@@ -63,6 +63,7 @@ class Code(NamedTuple):
         local: P is relative to the tile's own maximum.
         per: tiles of a split that is joined to those before it; 0 where a program has one split.
         parts: whether a program leaves `m`, `l` and `O` of its split to `joined`.
+        words: whether v is read as words of four E4M3 numbers, see `multiply_words`.
     """
 
     tile: Tile
@@ -75,6 +76,7 @@ class Code(NamedTuple):
     local: bool
     per: int = 0
     parts: bool = False
+    words: bool = False
 
 
 class View(NamedTuple):
@@ -177,6 +179,28 @@ def multiply(a, b, acc, SPEC: tl.constexpr):
 
 
 @triton.jit
+def multiply_words(p, words, acc, BR: tl.constexpr, PAD: tl.constexpr):
+    """`acc [BR, PAD] + P V`, p not yet rounded; word j of a row of `words [BC, PAD / 4]` holds columns 4 j to 4 j + 3 of V.
+
+    The tensor cores want numbers of several keys side by side, which leave shared memory one byte at a time otherwise. No P is so
+    large that the instruction that rounds it would saturate.
+    """
+    asm: tl.constexpr = (
+        "{ .reg .b16 low, high; .reg .b32 a, b; mov.b32 {low, high}, $4; cvt.rn.f16x2.e4m3x2 a, low;"
+        " cvt.rn.f16x2.e4m3x2 b, high; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
+    )
+    four: tl.constexpr = (tl.float16, tl.float16, tl.float16, tl.float16)
+    v_0, v_1, v_2, v_3 = tl.inline_asm_elementwise(asm, "=h,=h,=h,=h,r", [words], dtype=four, is_pure=True, pack=1)
+    p = p.to(tl.float8e4nv).to(tl.float16)
+    even, odd = tl.split(acc.reshape([BR, PAD // 4, 2, 2]))
+    o_0, o_2 = tl.split(even)
+    o_1, o_3 = tl.split(odd)
+    even = tl.join(tl.dot(p, v_0, o_0), tl.dot(p, v_2, o_2))
+    odd = tl.join(tl.dot(p, v_1, o_1), tl.dot(p, v_3, o_3))
+    return tl.join(even, odd).reshape([BR, PAD])
+
+
+@triton.jit
 def dot(a, b, INNER: tl.constexpr, SPEC: tl.constexpr):
     """`numdev.arithmetic.products.Dot`: the running sum is rounded after every `SPEC.every` products, 0 for once."""
     if SPEC.every == 0:
@@ -252,12 +276,18 @@ def meet(tile, rows, k, v, state, factors, bc, MASK: tl.constexpr, CODE: tl.cons
         beta = decay(largest, base, CODE.binary, RESCALE)  # [BR]
         tile_sum = times(tile_sum, beta, ROW_SUM)
     row_sum_next = add(kept, tile_sum, ROW_SUM)
-    v_tile = load(v, columns, inner, tl.minimum(end, rows.keys), DIM, MASK or PAD != DIM)  # [BC, PAD]
+    if CODE.words:
+        v = View(v.at.to(tl.pointer_type(tl.int32), bitcast=True), v.batch, v.head, v.row // 4, v.dim)
+        v_tile = load(v, columns, tl.arange(0, PAD // 4), tl.minimum(end, rows.keys), DIM // 4, MASK or PAD != DIM)
+    else:
+        v_tile = load(v, columns, inner, tl.minimum(end, rows.keys), DIM, MASK or PAD != DIM)  # [BC, PAD]
     if CODE.scaled:
         p = times(p, factors.p + tl.zeros_like(p), PROBABILITIES)
-    else:
+    elif not CODE.words:
         p = cast(p, PROBABILITIES)
-    if CODE.fused:
+    if CODE.words:
+        o_next = multiply_words(p, v_tile, o * alpha[:, None], CODE.tile.br, PAD)
+    elif CODE.fused:
         o_next = multiply(p, v_tile, o * alpha[:, None], VALUES)
     else:
         product = dot(p, v_tile, BC, VALUES)  # [BR, PAD]

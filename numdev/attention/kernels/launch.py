@@ -147,7 +147,7 @@ FEW_ROWS = tuple(Launch(16, bc, 4, stages) for bc, stages in ((128, 3), (64, 3),
 INTERPRETED = Launch(32, 32, 4, 1)
 ROWS = 64  # of a block that holds all queries of a head, or of heads that share k and v; of more, blocks of rows fill the GPU
 STREAMED_ROWS = 16  # of such a block, up to which a program loads for longer than it computes
-_FEW_TILES = 16  # of keys, up to which neither a fourth stage nor wider tiles repay the longer wait for the first load
+FEW_TILES = 16  # of keys, up to which neither a fourth stage nor wider tiles repay the longer wait for the first load
 IDLE = 0.1  # share of the multiprocessors that may have no program
 LARGE = 64 * 64  # pairs of a tile of a backward or instrumented kernel; a larger one needs the registers of eight warps
 _LARGE_FORWARD = 128 * 128 - 1
@@ -179,14 +179,14 @@ def choose(
     return launch.with_stages(fits)
 
 
-def streaming(launch: Launch, tiles: int, fits: Callable[[Launch], bool]) -> Launch:
-    """A launch of `FEW_ROWS` for programs that meet so many tiles of keys, in as many stages as pay for filling them and fit.
+def streaming(launch: Launch, tiles: int, fits: Callable[[Launch], bool], most: int = 4) -> Launch:
+    """A launch of `FEW_ROWS` for programs that meet so many tiles of keys, in as many stages, up to `most`, as pay and fit.
 
     Many tiles of more than 16 rows are 128 keys wide, if two stages of them fit.
     """
-    if tiles <= _FEW_TILES:
+    if tiles <= FEW_TILES:
         return replace(launch, stages=2 if tiles == 1 else 3).with_stages(fits)
-    launch = replace(launch, stages=4)
+    launch = replace(launch, stages=most)
     wide = replace(launch, bc=max(launch.bc, 128)).with_stages(fits)
     return wide if launch.br > STREAMED_ROWS and wide.stages > 1 else launch.with_stages(fits)
 

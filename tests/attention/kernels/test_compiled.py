@@ -37,6 +37,7 @@ PORTABLE = (
     ("bf16", 256, 512, 90),
     ("bf16", 256, 64, 90),
     ("e4m3fn", 256, 512, 89),
+    *(("e4m3fn", dim, 16, 90) for dim in (128, 256)),
 )
 # Format, head_dim; each in one program for all splits of a fixed size, with and without a causal limit, and in one for each
 RANGED = (("bf16", 64), ("bf16", 128))
@@ -158,7 +159,8 @@ def _portable_forward(request: portable.Request, name: str, dim: int, mask: Mask
     types = {"q": view, "k": view, "v": view, "out": out, "lse": "*fp32"}
     types |= {"lengths": "*i32", "bounds": "*i32"}
     types |= {"factors": forward.Factors(*["fp32"] * 4), "sizes": forward.Sizes(*["i32"] * 7)}
-    values = {"CODE": portable.code(request, mask, dim, dim**-0.5)}
+    made = portable.code(request, mask, dim, dim**-0.5)
+    values = {"CODE": made._replace(words=name == "e4m3fn" and made.tile.br == 16)}
     return compile_for(forward.attention, values, types, capability, portable._options(request, request.launch))
 
 

@@ -222,6 +222,32 @@ def test_the_emulation_of_the_hopper_kernel(kernel: Triton, dim: int, mask: Mask
     torch.testing.assert_close(lse_of(got), lse_of(emulation).float(), rtol=1e-6, atol=near)
 
 
+@pytest.mark.parametrize("lengths", [None, (9001, 300)])
+@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+def test_a_cache_of_8_bits_read_in_words_and_by_bytes(dim: int, lengths: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One byte further v has no whole words: sums are in another order, and P has the same bits."""
+    attend, in_words, has_words = Triton(E4M3FN, kernel=Kernel.PORTABLE, bc=64), list[bool](), portable._has_words
+
+    def seen(*asked: Any) -> bool:
+        in_words.append(has_words(*asked))
+        return in_words[-1]
+
+    monkeypatch.setattr(portable, "_has_words", seen)
+    sizes, mask = (2, 8, 2, 3, 9001, dim), Mask(key_lengths=lengths)
+    q, k, v = on("cuda", attend.round_inputs(*draw(sizes)))
+    narrow = v.to(torch.float8_e4m3fn)
+    further = torch.empty(v.numel() + 1, dtype=narrow.dtype, device="cuda")[1:].view(v.shape).copy_(narrow)
+    got, apart = (attend(q, k, each, mask) for each in (narrow, further))
+    assert in_words == [dim > 64, False]
+    emulation = emulation_of(attend, Shape(*sizes), mask)(q, k, v, mask)
+    golden = Exact()(q.double(), k.double(), v.double(), mask).out
+    error = float((emulation.out - golden).square().mean().sqrt())
+    for each in (got, apart):
+        assert float((each.out - emulation.out).square().mean().sqrt()) < 0.1 * error
+        assert float((each.out == emulation.out).float().mean()) > 0.97
+        torch.testing.assert_close(lse_of(each), lse_of(emulation).float(), rtol=1e-6, atol=1e-5)
+
+
 def strided(x: Tensor) -> Tensor:
     batch, heads, tokens, inner = x.shape
     made = torch.zeros(batch, tokens, heads, 2 * inner, dtype=x.dtype, device=x.device)[..., :inner].transpose(1, 2)

@@ -183,18 +183,18 @@ def _beside(file: str, ours: str, precision: str) -> Iterator[str]:
     yield from ("", f"{title}`{ours}` over the others, geometric mean and least: {'; '.join(means)}.")
 
 
-def decode_speed() -> Iterator[str]:
-    """What `benchmarks/decode.py` printed on one H200: GB/s of ours and of cuDNN's, and their ratio."""
-    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / "decode.txt").read_text().splitlines()
+def decode_speed(file: str = "decode", ours: str = "numdev auto", other: str = "sdpa cudnn") -> Iterator[str]:
+    """What `benchmarks/decode.py` printed on one H200: GB/s of ours and of another, and the ratio of their speeds."""
+    command, device, *lines = (REFERENCE / "h200" / "benchmarks" / f"{file}.txt").read_text().splitlines()
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}:", "")
     found: dict[tuple[str, str], dict[str, str]] = {}
     ratios: dict[str, list[float]] = {}
     for line in lines[:-1]:
         queries, batch, keys = re.findall(r"queries +(\d+) batch +(\d+) keys +(\d+)", line)[0]
-        rates = dict(re.findall(r"(numdev auto|sdpa cudnn) +(\d+)", line))
-        (ratio,) = re.findall(r"auto/cudnn ([\d.]+)", line)
+        rates = dict(re.findall(rf"({ours}|{other}) +(\d+)", line))
+        (ratio,) = re.findall(r"\w+/\w+ ([\d.]+)", line)
         ratios.setdefault(queries, []).append(float(ratio))
-        found.setdefault((queries, batch), {})[keys] = f"{rates['numdev auto']} ({rates['sdpa cudnn']}), {float(ratio):.2f}"
+        found.setdefault((queries, batch), {})[keys] = f"{rates[ours]} ({rates[other]}), {float(ratio):.2f}"
     lengths = next(iter(found.values()))
     yield f"| queries | sequences | {' | '.join(f'{int(keys):,} keys' for keys in lengths)} |"
     yield "|---" * (len(lengths) + 2) + "|"

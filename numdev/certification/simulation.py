@@ -54,6 +54,7 @@ class Inputs:
     scale: float
     replicates: int = 1
     whole: Tensors | None = None  # those of all replicates that the kernel is given, where these are of the first one
+    kept: dict[str, tuple[Any, frozenset[str], Any]] = field(default_factory=dict, init=False)  # see `Simulation.kept`
 
     def __getitem__(self, name: str) -> Tensor:
         return self.tensors[name]
@@ -117,6 +118,8 @@ class Stored:
         cast = Cast(self.fmt, self.rounding, Overflow.SATURATE if self.fmt.bits == 8 else None)
         if self.each == "block":
             return MICROSCALED[f"{self}".lower()].along(x, dim)
+        if not self.each and self.factor == 1 and self.fmt.has_infinity:
+            return cast(x)
         if not self.each:
             return torch.where(x.isneginf(), x, cast(x * self.factor) / self.factor)
         rows, columns = self.size or (rows, x.shape[-1])
@@ -195,17 +198,33 @@ class Simulation:
     layout: Layout
     changes: Mapping[str, Change]
     of_kernel: Tensors = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set, init=False)  # the places that were met
+
+    def kept(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A result, kept for all candidates that change no place that was met before it.
+
+        Where none explains the error of gradients the search takes 0.6 of the time, 0.8 of that of a forward pass.
+        """
+        policy, places, value = self.inputs.kept.get(name, (None, frozenset[str](), None))
+        if policy is self.policy and not places & self.changes.keys():
+            self.asked.update(places)
+            return value
+        value = compute()
+        if self.inputs.replicates == 1 and not self.asked & self.changes.keys():
+            self.inputs.kept[name] = self.policy, frozenset(self.asked), value
+        return value
 
     def at(self, place: str, x: Any) -> Any:
         """A result as the candidate has it; in base 2 too, where scores are multiples of log 2."""
         return self._in_base_2(place, self.by(place)(x))
 
     def _in_base_2(self, place: str, x: Any) -> Any:
-        binary = self.changes.get(f"{place} in base 2")
+        binary = self.by(f"{place} in base 2", None)
         return x if binary is None else binary(x * LOG2_E) / LOG2_E
 
-    def by(self, name: str, usual: Change = lambda x: x) -> Change:
+    def by(self, name: str, usual: Any = lambda x: x) -> Any:
         """A function, or that which the candidate has in its place."""
+        self.asked.add(name)
         return self.changes.get(name, usual)
 
     def _sum(self, x: Tensor) -> Tensor:
@@ -228,9 +247,9 @@ class Simulation:
         clean = self.by("padding", self.inputs.mask.without_padding)
         for name in names:
             x = clean(self.inputs[name].double()) if name in OF_KEYS else self.inputs[name].double()
-            if symbol(name) in self.changes:
+            if (stored := self.by(symbol(name), None)) is not None:
                 whole, rows = (self.inputs.whole or self.inputs.tensors)[name], _QUERIES if name == "q" else self.layout.bc
-                x = self.changes[symbol(name)](x, rows=rows, whole=whole, dim=-2 if name in ("v", "do") else -1)
+                x = stored(x, rows=rows, whole=whole, dim=-2 if name in ("v", "do") else -1)
             yield x[:, self._heads] if name in OF_KEYS else x
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
@@ -251,8 +270,9 @@ class Simulation:
 
     def forward(self) -> Tensors:
         """Out and LSE; splits are merged in FP64."""
-        (q, k, v), keys, parts = self._read("q", "k", "v"), self.inputs.sizes[1], list[tuple[Tensor, Tensor, Tensor]]()
-        s, bc = self._scores(q, k), min(self.layout.bc, self.at("the most keys of a tile", keys))
+        q, k, v = self.kept("inputs", lambda: tuple(self._read("q", "k", "v")))
+        s, keys, parts = self.kept("S", lambda: self._scores(q, k)), self.inputs.sizes[1], list[tuple[Tensor, Tensor, Tensor]]()
+        bc = min(self.layout.bc, self.at("the most keys of a tile", keys))
         unseen = self.at("padding of tiles", NEVER) if self.inputs.mask.is_none else NEVER
         for start, stop in self.layout.ranges(keys):
             rest = (start - stop) % bc
@@ -313,29 +333,39 @@ class Simulation:
 
     def backward(self) -> Tensors:
         """The gradients, from the O and the LSE that were saved."""
-        (q, k, v, do), lse = self._read("q", "k", "v", "do"), self.inputs["lse"].double()[..., None]
-        below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
-        p = self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
-        dp = self.at("dP", self.at("the dO of dP", do) @ v.mT)
-        terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
-        delta = self.at("delta", self._sum(terms))
+        q, k, v, do = self.kept("inputs", lambda: tuple(self._read("q", "k", "v", "do")))
+        p, scale = self.kept("P", lambda: self._probabilities(q, k)), self.inputs.scale
+        dp = self.kept("dP", lambda: self.at("dP", self.at("the dO of dP", do) @ v.mT))
+        delta = self.kept("delta", self._delta)
         of_rows = self.by("of rows", lambda p, delta, dp, k, of_kernel: (p, delta))
-        p, delta = of_rows(p, delta, dp, k * self.inputs.scale, self.of_kernel)
-        ds = p * self.at("dP - delta", dp - delta)
-        if "P dP" in self.changes:
-            ds = self.at("P dP", p * dp) - self.at("P delta", p * delta)
-        ds = self._stored("ds", ds)
-        scale = self.inputs.scale
-        k, q = self.at("scaled K that dQ reads", k * scale) / scale, self.at("scaled Q that dK reads", q * scale) / scale
-        dq = self._summed("dQ", ds, k) * self.at("scale of dQ", scale)
-        dk = self._summed("dK", ds.mT, q) * self.at("scale of dK", scale)
-        dv = self._summed("dV", self._stored("probabilities", p).mT, do)
-        dk, dv = self.at("dK and dV", (self._of_groups(dk), self.at("dV", self._of_groups(dv))))
-        return {name: self._stored("output", x) for name, x in {"dq": dq, "dk": dk, "dv": dv}.items()}
+        p, delta = of_rows(p, delta, dp, k * scale, self.of_kernel)
+        of_v = self.kept("sum of dV", lambda: self._summed("dV", self._stored("probabilities", p).mT, do))
+        dv = self.kept("dV", lambda: self.at("dV", self._of_groups(of_v)))
+        ds = self.kept("dS", lambda: self._stored("ds", self._difference(p, dp, delta)))
+        of_q, of_k = self.at("scaled Q that dK reads", q * scale) / scale, self.at("scaled K that dQ reads", k * scale) / scale
+        dk = self.kept("dK", lambda: self._of_groups(self._summed("dK", ds.mT, of_q) * self.at("scale of dK", scale)))
+        dk, dv = self.kept("dK and dV", lambda: [self._stored("output", x) for x in self.at("dK and dV", (dk, dv))])
+        dq = self.kept("dQ", lambda: self._stored("output", self._summed("dQ", ds, of_k) * self.at("scale of dQ", scale)))
+        return {"dq": dq, "dk": dk, "dv": dv}
+
+    def _probabilities(self, q: Tensor, k: Tensor) -> Tensor:
+        lse = self.inputs["lse"].double()[..., None]
+        below = (self._scores(q, k) - self.at("the LSE that is read", lse)).masked_fill(lse == NEVER, NEVER)
+        return self.at("exponentials", self.by("exp", torch.exp)(self.at("S - m", below)))
+
+    def _delta(self) -> Tensor:
+        terms = self.at("the terms of delta", self.inputs["do"] * self.at("the O that is read", self.inputs["out"].double()))
+        return self.at("delta", self._sum(terms))
+
+    def _difference(self, p: Tensor, dp: Tensor, delta: Tensor) -> Tensor:
+        """dS before it is rounded."""
+        if self.by("P dP", None) is not None:
+            return self.at("P dP", p * dp) - self.at("P delta", p * delta)
+        return p * self.at("dP - delta", dp - delta)
 
     def _summed(self, name: str, a: Tensor, b: Tensor) -> Tensor:
         """`a b`, of which the products of tiles, and their running sum, may be stored."""
-        if not self.changes.keys() & {f"the {what} of {name}" for what in OF_SUMS}:
+        if not any(self.by(f"the {what} of {name}", None) for what in OF_SUMS):
             return a @ b
         total, starts = 0 * (a[..., :1] @ b[..., :1, :]), self.at(f"the tiles of {name}", range(0, a.shape[-1], self.layout.bc))
         for start in starts[:: -1 if self.layout.reverse else 1]:

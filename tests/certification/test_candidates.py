@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,11 +13,11 @@ import pytest
 import torch
 
 from numdev.arithmetic.formats import BF16
-from numdev.certification.accuracy import BACKWARD, CASES, Known, Predictions
-from numdev.certification.candidates import CURVES, KEYS, Candidate, capped, clamped, curved, limited, reduced
+from numdev.certification.accuracy import BACKWARD, CASES, FORWARD, Known, Pass, Predictions
+from numdev.certification.candidates import CURVES, DECLARED, KEYS, Candidate, capped, clamped, curved, limited, reduced
 from numdev.certification.culprit import Compared, Hypothesis, Search
 from numdev.certification.kernel import kernel_of
-from numdev.certification.simulation import Layout
+from numdev.certification.simulation import Layout, Simulation
 from tests.certification.backward_kernels import FlashGradients, rounded_groups
 from tests.certification.forward_kernels import PRECISION, Flash
 
@@ -53,6 +55,23 @@ def test_a_candidate_errs_as_its_kernel_does(name: str) -> None:
     assert isinstance(candidate, Candidate)
     left = Compared(known(), outputs).left((candidate, layout))
     assert max(left.values()) < 0.25, left  # of the error: what FP32 rounds otherwise, and then P or O
+
+
+@pytest.mark.parametrize("of_pass", [FORWARD, BACKWARD], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", ["grouped heads", "tall causal"])
+def test_candidates_share_what_none_of_them_changes(name: str, of_pass: Pass) -> None:
+    """On inputs that keep results each gives the bits that it gives alone, in any order."""
+    predictions = Predictions("kernel_bf16", 16, of_pass=of_pass)
+    inputs = predictions.of(next(case for case in CASES if case.name == name), range(1)).inputs.first
+    every = [DECLARED, *predictions.candidates]
+    for candidate in random.Random(0).sample(every, len(every)):
+        shared, alone = (
+            of_pass.simulated(Simulation(each, predictions.policy, Layout(48), candidate.changes))
+            for each in (inputs, replace(inputs))
+        )
+        for output, x in alone.items():
+            assert torch.equal(shared[output].nan_to_num(), x.nan_to_num()), (candidate.title, output)
+    assert len(inputs.kept) > 1
 
 
 @pytest.mark.parametrize(("keys", "of_each"), [(range(KEYS), False), ((3, 7, 11, 15), False), (range(KEYS), True)])

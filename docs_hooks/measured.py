@@ -184,7 +184,7 @@ def _beside(file: str, ours: str, precision: str) -> Iterator[str]:
 
 
 def decode_speed(file: str = "decode", ours: str = "numdev auto", other: str = "sdpa cudnn") -> Iterator[str]:
-    """What `benchmarks/decode.py` printed on one H200: GB/s of ours and of another, and the ratio of their speeds."""
+    """Yield the GB/s of ours and of another by `benchmarks/decode.py` on one H200, and how many times as fast ours is."""
     command, device, *lines = (REFERENCE / "h200" / "benchmarks" / f"{file}.txt").read_text().splitlines()
     yield from (f"`{command.removeprefix('# ')}`, {device.removesuffix(' GB/s')}:", "")
     found: dict[tuple[str, str], dict[str, str]] = {}

@@ -48,6 +48,8 @@ SHAPES = (
     (1, 1, 1, 320, 320, 64, Mask(causal=True)),
     (2, 2, 1, 130, 200, 256, Mask(causal=True, key_lengths=(200, 77))),
     (1, 8, 2, 1, 700, 128, Mask(key_lengths=(650,))),
+    (2, 8, 2, 3, 3001, 128, Mask()),
+    (1, 2, 2, 5, 77, 100, Mask(causal=True)),
     (1, 1, 1, 70, 70, 40, Mask(window=9)),
     (1, 2, 1, 200, 330, 64, Mask(causal=True, window=100)),
     (1, 2, 1, 200, 330, 128, Mask(causal=True, window=100)),

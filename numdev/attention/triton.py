@@ -313,7 +313,9 @@ class Triton(Planned, Attention):
             return launch, self.splits or 1
         blocks = shape.batch * shape.heads * math.ceil(shape.queries / launch.br)
         splits = split_count(blocks, shape.keys, launch.bc, device.multiprocessors)
-        if self.fmt.bits == 8 and shape.keys > splits * launch.bc * FEW_TILES:  # of two programs one waits
+        # Two programs hide each other's latency: 1.1 to 1.4 times as fast (`decode_variants.txt` of the reference results).
+        has_many_tiles = shape.keys > splits * launch.bc * FEW_TILES and blocks <= device.multiprocessors
+        if self.fmt == E4M3FN and shape.head_dim <= 128 and has_many_tiles and not is_fixed:
             splits = split_count(blocks, shape.keys, launch.bc, 2 * device.multiprocessors)
         return launch, splits
 
@@ -326,7 +328,7 @@ class Triton(Planned, Attention):
             at_once = streams and shape.batch * shape.heads <= device.multiprocessors
             fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
             if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
-                tiles, most = math.ceil(shape.keys / launch.bc / splits), 3 if self.fmt.bits == 8 else 4
+                tiles, most = math.ceil(shape.keys / launch.bc / splits), 3 if self.fmt == E4M3FN else 4
                 launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, shape.head_dim)), most)
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
             from numdev.attention.kernels.hopper import host
@@ -338,6 +340,8 @@ class Triton(Planned, Attention):
             return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow, size)
         from numdev.attention.kernels import portable
 
+        if self.fmt == E4M3FN and device.generation in ("sm_80", "sm_86", "sm_87"):
+            raise Unsupported("precision", "e4m3fn on a GPU needs compute capability 8.9; give e5m2, or attention=tiled")
         order, number = self.order or Order.FORWARD, splits if size is None else 1
         tiling = Tiling(launch.br, launch.bc, order, splits=number, split_size=size)
         settings = self.precision, tiling, self.softmax, self.is_tf32

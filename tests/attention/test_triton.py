@@ -25,7 +25,7 @@ from numdev.attention.exact import Exact
 from numdev.attention.kernels import backward as backward_kernels
 from numdev.attention.kernels import forward, launch, portable
 from numdev.attention.kernels.hopper.launch import refusal
-from numdev.attention.kernels.launch import device_of, split_count
+from numdev.attention.kernels.launch import Device, device_of, split_count
 from numdev.attention.precision import BackwardPrecision
 from numdev.attention.problem import Shape
 from numdev.attention.softmax import DeltaForm, Exponential, Normalise, OnlineSoftmax, Recompute
@@ -340,6 +340,30 @@ def test_a_nan_stays_with_what_sees_it(device: str) -> None:
         without = gradient.isnan().any(-1).flatten().nonzero().flatten().tolist()
         assert without == list(range(first, last + 1))
     assert bool(gradients.dv.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("attend", "sizes", "splits"),
+    [
+        (Triton(E4M3FN), (1, 8, 8, 4, 65536, 128), 33),
+        (Triton(E4M3FN), (1, 8, 8, 4, 16384, 128), 16),  # 8 tiles of a program
+        (Triton(E4M3FN), (16, 8, 8, 64, 4096, 128), 2),
+        (Triton(E4M3FN), (24, 8, 8, 4, 65536, 128), 1),  # some multiprocessors have two programs as it is
+        (Triton(E4M3FN), (4, 8, 8, 64, 65536, 256), 4),
+        (Triton(E5M2), (1, 8, 8, 4, 65536, 128), 16),
+        (Triton(), (1, 8, 8, 4, 65536, 128), 16),
+    ],
+    ids=str,
+)
+def test_a_multiprocessor_has_two_programs_of_many_tiles_in_e4m3(attend: Triton, sizes: Sizes, splits: int) -> None:
+    assert attend._split(Shape(*sizes), Mask(), Device("sm_90", 232448, 132))[1] == splits
+
+
+def test_e4m3_on_a_gpu_that_has_no_such_numbers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fast, "device_of", lambda device: Device("sm_86", 101376, 84))
+    inputs = Triton(E4M3FN).round_inputs(*draw((1, 1, 1, 20, 20, 16)))
+    with pytest.raises(Unsupported, match=r"^precision: e4m3fn on a GPU needs compute capability 8\.9"):
+        Triton(E4M3FN)(*inputs, Mask())
 
 
 SPLITTING = Triton(FP16, br=16, bc=16, kernel=Kernel.PORTABLE)

@@ -71,7 +71,7 @@ def test_candidates_share_what_none_of_them_changes(name: str, of_pass: Pass) ->
         )
         for output, x in alone.items():
             assert torch.equal(shared[output].nan_to_num(), x.nan_to_num()), (candidate.title, output)
-    assert len(inputs.kept) > 1
+    assert len(inputs.shared) > 1
 
 
 @pytest.mark.parametrize(("keys", "of_each"), [(range(KEYS), False), ((3, 7, 11, 15), False), (range(KEYS), True)])

@@ -182,8 +182,8 @@ def multiply(a, b, acc, SPEC: tl.constexpr):
 def multiply_words(p, words, acc, BR: tl.constexpr, PAD: tl.constexpr):
     """`acc [BR, PAD] + P V`, p not yet rounded; word j of a row of `words [BC, PAD / 4]` holds columns 4 j to 4 j + 3 of V.
 
-    The tensor cores want numbers of several keys side by side, which leave shared memory one byte at a time otherwise. No P is so
-    large that the instruction that rounds it would saturate.
+    The tensor cores want numbers of several keys side by side, which leave shared memory one byte at a time otherwise. P is at
+    most about 1, so the instruction that rounds it to E4M3 never saturates.
     """
     asm: tl.constexpr = (
         "{ .reg .b16 low, high; .reg .b32 a, b; mov.b32 {low, high}, $4; cvt.rn.f16x2.e4m3x2 a, low;"
@@ -192,7 +192,7 @@ def multiply_words(p, words, acc, BR: tl.constexpr, PAD: tl.constexpr):
     four: tl.constexpr = (tl.float16, tl.float16, tl.float16, tl.float16)
     v_0, v_1, v_2, v_3 = tl.inline_asm_elementwise(asm, "=h,=h,=h,=h,r", [words], dtype=four, is_pure=True, pack=1)
     p = p.to(tl.float8e4nv).to(tl.float16)
-    even, odd = tl.split(acc.reshape([BR, PAD // 4, 2, 2]))
+    even, odd = tl.split(acc.reshape([BR, PAD // 4, 2, 2]))  # [BR, PAD / 4, 2]
     o_0, o_2 = tl.split(even)
     o_1, o_3 = tl.split(odd)
     even = tl.join(tl.dot(p, v_0, o_0), tl.dot(p, v_2, o_2))

@@ -385,13 +385,15 @@ def plan(request: Request, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: f
 
 
 def _has_words(made: forward.Code, v: Tensor) -> bool:
-    """Whether the kernel reads v as words: E4M3 on a GPU of NVIDIA, in words of whole columns, for 16 rows and a plain softmax.
+    """Whether the kernel reads v as words: of E4M3, as P then is, if words hold whole columns, for 16 rows and a plain softmax.
 
-    A cache of 8 bits is then read 1.2 to 1.4 times as fast (`benchmarks.decode --precision e4m3fn`).
+    A cache is then read up to 1.3 times as fast (`reports/reference/h200/benchmarks/decode_variants.txt`). Before compute
+    capability 9.0 no instruction rounds P once.
     """
     tile, places = made.tile, (v.data_ptr(), v.shape[-1], *v.stride()[:-1])
     is_plain = made.fused and not made.lazy and tile.br == 16 and tile.pad >= 128
-    on_gpu = v.dtype == torch.float8_e4m3fn and device_of(v.device).generation.startswith("sm_")
+    kind, _, capability = device_of(v.device).generation.partition("_")
+    on_gpu = v.dtype == torch.float8_e4m3fn and kind == "sm" and int(capability) >= 90
     return is_plain and on_gpu and v.stride(-1) == 1 and all(place % 4 == 0 for place in places)
 
 

@@ -121,6 +121,7 @@ def needs(kernel: Any, capability: int) -> dict[str, Any]:
         "spills": most(r"(\d+) bytes spill stores"),
         "warnings": re.findall(r"C75\d\d", log),
         "wgmma": kernel.asm["ptx"].count("wgmma.mma_async"),
+        "cut": kernel.asm["ptx"].count("cvt.rz.f16.f32"),
         "shared": kernel.metadata.shared,
         "capability": capability,
     }
@@ -353,6 +354,7 @@ def test_the_chosen_tile_fits_the_gpu() -> None:
         assert kernel["shared"] <= kernel["bound"] <= kernel["limit"], kernel
         if kernel["capability"] == 90:
             assert kernel["stack"] == 0, kernel
+            assert kernel["cut"] == 0, "E4M3 is reached by one rounding"
 
 
 def test_the_forms_with_splits_of_a_fixed_size_multiply_and_add_alike() -> None:

@@ -99,6 +99,7 @@ def cases() -> Iterator[tuple[Triton | TritonBackward, Sizes, Mask]]:
         for kernel, lengths in itertools.product((Kernel.PORTABLE, Kernel.AUTO, Kernel.HOPPER), (None, (300, 0)[: few[0]])):
             yield Triton(kernel=kernel), few, Mask(key_lengths=lengths)
     yield Triton(FP16), (40, 8, 2, 16, 1000, 128), Mask()  # no splits, so the Hopper kernel
+    yield from ((Triton(E4M3FN), (2, 8, 2, n, 70000, 128), Mask()) for n in (1, 16))  # two programs on a multiprocessor
     for causal in (False, True):
         mask, sizes = Mask(causal=causal), [(1, 1, 1, 1, 4097, 128), (1, 2, 2, 300, 100, 64), (3, 4, 1, 77, 500, 64)]
         for each in [*sizes, (2, 2, 1, 200, 333, 256)]:
@@ -223,7 +224,7 @@ def test_the_emulation_of_the_hopper_kernel(kernel: Triton, dim: int, mask: Mask
 
 
 @pytest.mark.parametrize("lengths", [None, (9001, 300)])
-@pytest.mark.parametrize("dim", [64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 96, 100, 128, 256])
 def test_a_cache_of_8_bits_read_in_words_and_by_bytes(dim: int, lengths: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """One byte further v has no whole words: sums are in another order, and P has the same bits."""
     attend, in_words, has_words = Triton(E4M3FN, kernel=Kernel.PORTABLE, bc=64), list[bool](), portable._has_words
@@ -238,7 +239,7 @@ def test_a_cache_of_8_bits_read_in_words_and_by_bytes(dim: int, lengths: Any, mo
     narrow = v.to(torch.float8_e4m3fn)
     further = torch.empty(v.numel() + 1, dtype=narrow.dtype, device="cuda")[1:].view(v.shape).copy_(narrow)
     got, apart = (attend(q, k, each, mask) for each in (narrow, further))
-    assert in_words == [dim > 64, False]
+    assert in_words == [dim > 64 and torch.cuda.get_device_capability() >= (9, 0), False]
     emulation = emulation_of(attend, Shape(*sizes), mask)(q, k, v, mask)
     golden = Exact()(q.double(), k.double(), v.double(), mask).out
     error = float((emulation.out - golden).square().mean().sqrt())

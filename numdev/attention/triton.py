@@ -327,7 +327,7 @@ class Triton(Planned, Attention):
             streams = shape.queries <= STREAMED_ROWS and shape.keys <= _STREAMED and size is None and not self._is_narrow
             at_once = streams and shape.batch * shape.heads <= device.multiprocessors
             fills = self.kernel is Kernel.AUTO and (splits > 1 or at_once)
-            if device.generation.startswith("sm_") and (self.br, self.bc, size) == (None, None, None):
+            if device.capability and (self.br, self.bc, size) == (None, None, None):
                 tiles, most = math.ceil(shape.keys / launch.bc / splits), 3 if self.fmt == E4M3FN else 4
                 launch = streaming(launch, tiles, lambda each: device.holds(shared_bytes(each, self.fmt, shape.head_dim)), most)
         if not fills and _hopper_runs(self, mask, device, q=q, k=k, v=v):
@@ -340,7 +340,7 @@ class Triton(Planned, Attention):
             return host.forward(q, k, v, mask, scale, self.br, self.softmax.threshold, narrow, size)
         from numdev.attention.kernels import portable
 
-        if self.fmt == E4M3FN and device.generation in ("sm_80", "sm_86", "sm_87"):
+        if self.fmt == E4M3FN and 0 < device.capability < 89:
             raise Unsupported("precision", "e4m3fn on a GPU needs compute capability 8.9; give e5m2, or attention=tiled")
         order, number = self.order or Order.FORWARD, splits if size is None else 1
         tiling = Tiling(launch.br, launch.bc, order, splits=number, split_size=size)

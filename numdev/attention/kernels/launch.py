@@ -93,6 +93,11 @@ class Device:
     shared: int | None = None
     multiprocessors: int = 1
 
+    @property
+    def capability(self) -> int:
+        """The compute capability of a GPU of NVIDIA, 90 for 9.0; 0 of what is none."""
+        return int(self.generation[3:]) if self.generation.startswith("sm_") else 0
+
     def holds(self, shared: int) -> bool:
         """Whether a program may have so many bytes of shared memory."""
         return self.shared is None or shared <= self.shared

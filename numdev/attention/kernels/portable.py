@@ -392,8 +392,7 @@ def _has_words(made: forward.Code, v: Tensor) -> bool:
     """
     tile, places = made.tile, (v.data_ptr(), v.shape[-1], *v.stride()[:-1])
     is_plain = made.fused and not made.lazy and tile.br == 16 and tile.pad >= 128
-    kind, _, capability = device_of(v.device).generation.partition("_")
-    on_gpu = v.dtype == torch.float8_e4m3fn and kind == "sm" and int(capability) >= 90
+    on_gpu = v.dtype == torch.float8_e4m3fn and device_of(v.device).capability >= 90
     return is_plain and on_gpu and v.stride(-1) == 1 and all(place % 4 == 0 for place in places)
 
 
